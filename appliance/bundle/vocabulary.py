@@ -1,0 +1,92 @@
+"""Words that `export`, `quant` and `runtime` share: canonical operators, roles, metadata keys, graph inputs and outputs.
+
+Knows: names and their meaning, nothing else. Does not know: how a node is built, rewritten or run.
+
+The canonical graph is what `export/arch` builds and `quant` decides on: standard ONNX operators for everything
+element-wise, and the few operators below (domain `appliance`) for what a target may want in another form. Each lowering
+in `export/lower` turns them into what one kind of provider takes; none of them ever reaches a bundle.
+"""
+
+DOMAIN = "appliance"
+
+# Canonical operators. [B, S] = batch, new tokens; T = tokens of context, past included.
+EMBEDDING = "Embedding"
+"""(ids [B,S] int64, weight [V,D]) -> [B,S,D]."""
+RMS_NORM = "RMSNorm"
+"""(x [...,D], weight [D]) -> [...,D]; attribute epsilon. A (1+w) norm folds the 1 into its weight when it is loaded."""
+LINEAR = "Linear"
+"""(x [...,K], weight [N,K] as the checkpoint stores it, bias [N]?) -> [...,N]."""
+QUANT_LINEAR = "QuantLinear"
+"""A decided Linear: (x [...,K], q [N,K] int8, scales [N,ceil(K/group)], bias [N]?) -> [...,N].
+
+Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row), activation (see `ACTIVATIONS`).
+q holds signed integers: -8..7 for 4 bits, -128..127 for 8. value = q * scale."""
+QUANT_EMBEDDING = "QuantEmbedding"
+"""A decided Embedding: (ids [B,S], q [V,D] int8, scales [V,ceil(D/group)]) -> [B,S,D]; attributes bits, group.
+Tied to the head when both name the same q and scales."""
+ATTENTION = "Attention"
+"""(q [B,S,H*d], k [B,S,Hkv*d], v [B,S,Hkv*d], past_key, past_value [B,Hkv,past,d], cos, sin [positions, rotary/2])
+-> (y [B,S,H*d], present_key, present_value [B,Hkv,T,d]).
+
+Causal, with rotary position embedding (rotate-half, not interleaved) of q and k; cos and sin may be left out (no rope).
+Attributes: heads, kv_heads, head_dim, scale, softcap (0 = none), window (0 = full; otherwise a token sees itself and
+the window-1 before it). State names the layer: `layer`."""
+KEEP_LAST = "KeepLast"
+"""(hidden [B,S,D]) -> [B,R,D]: the rows whose logits are wanted; see LOGITS_TO_KEEP and LAST_INDEX."""
+
+# metadata_props keys. The initializer's tag is the truth; a pass may lose a node's.
+ROLE = "role"
+STREAM = "stream"
+LAYER = "layer"
+PARTS = "parts"
+"""On a packed tensor: "role:first:end,role:first:end" by rows, e.g. "attn.q:0:576,attn.k:576:768"."""
+
+ROLES = frozenset(
+    {
+        "attn.q", "attn.k", "attn.v", "attn.o",
+        "mlp.gate", "mlp.up", "mlp.down",
+        "moe.router", "moe.expert.gate", "moe.expert.up", "moe.expert.down", "moe.shared_gate",
+        "linear_attn.in", "linear_attn.gates", "linear_attn.conv", "linear_attn.out",
+        "embed", "head", "norm", "bias", "rope", "position", "pool",
+    }
+)  # fmt: skip
+"""Every role a weight initializer can have. A Linear or Embedding weight without one is an error."""
+
+FLOAT_ROLES = frozenset(
+    {"norm", "bias", "rope", "position", "moe.router", "moe.shared_gate", "linear_attn.gates", "linear_attn.conv"}
+)
+"""Roles that no scheme ever quantizes."""
+
+ACTIVATIONS = ("float", "block-dynamic", "token-dynamic", "static-u8", "static-u16")
+"""Granularity of a linear's activations: one int8 scale per weight block and row, per row, or calibrated ranges."""
+
+# Graph inputs and outputs, both forms.
+INPUT_IDS = "input_ids"
+"""[B,S] int64 (dynamic form); [1,chunk] and [1,1] in the static pair."""
+LOGITS = "logits"
+"""[B,R,V] float32."""
+
+# Dynamic form (named as onnxruntime-genai names them, so that a bundle loads there too).
+ATTENTION_MASK = "attention_mask"
+"""[B,T] int64 of ones and zeros, right-padded: row b holds past_b + S ones."""
+LOGITS_TO_KEEP = "logits_to_keep"
+"""[1] int64, overridable initializer with default 1: how many last positions get logits."""
+
+# Static pair.
+POSITION_IDS = "position_ids"
+"""[1,S] int64: absolute positions; padding repeats the last valid one."""
+STATIC_MASK = "mask"
+"""[1,1,S,context+S] float32, added to the scores: 0 = may see, MASKED = may not. Columns: the context buffer, then the new rows."""
+LAST_INDEX = "last_index"
+"""[1] int64: the row of the chunk whose logits are wanted (the last one that is no padding)."""
+MASKED = -1e9
+
+
+def past_name(layer: int, part: str) -> str:
+    """Graph input of a carried tensor, e.g. part "key" -> "past_key_values.3.key"."""
+    return f"past_key_values.{layer}.{part}"
+
+
+def present_name(layer: int, part: str) -> str:
+    """Graph output of a carried tensor, e.g. part "key" -> "present.3.key"."""
+    return f"present.{layer}.{part}"
