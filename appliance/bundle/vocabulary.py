@@ -76,7 +76,7 @@ LOGITS_TO_KEEP = "logits_to_keep"
 POSITION_IDS = "position_ids"
 """[1,S] int64: absolute positions; padding repeats the last valid one."""
 STATIC_MASK = "mask"
-"""[1,1,S,context+S] float32, added to the scores: 0 = may see, MASKED = may not. Columns: the context buffer, then the new rows."""
+"""[1,1,S,context+S] float32, added to the scores: 0 = may see, MASKED = may not. Columns: context buffer, then new rows."""
 LAST_INDEX = "last_index"
 """[1] int64: the row of the chunk whose logits are wanted (the last one that is no padding)."""
 MASKED = -1e9
