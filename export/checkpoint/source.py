@@ -30,7 +30,7 @@ class Checkpoint(Protocol):
         """Tensor names as the file has them."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape in C order (rows first), also for GGUF, which stores it reversed. `CheckpointError` when there is no such tensor."""
+        """Shape in C order (rows first; GGUF stores it reversed). `CheckpointError` when there is no such tensor."""
 
     def stored_type(self, name: str) -> str:
         """How the file keeps it: "F32", "BF16", "Q4_1", ..."""
