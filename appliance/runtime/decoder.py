@@ -60,7 +60,7 @@ class Decoder(Protocol):
             keep: 0..len(ids); 0 means that no logits are wanted (a decoder may then skip the head).
 
         Returns:
-            [keep, vocab_size] float32. A view that the next `run` may overwrite: copy what must last.
+            [keep, vocab_size] float32. The caller may write into it, the next `run` may overwrite it: copy what must last.
         """
 
     def close(self) -> None:
