@@ -76,7 +76,10 @@ LOGITS_TO_KEEP = "logits_to_keep"
 POSITION_IDS = "position_ids"
 """[1,S] int64: absolute positions; padding repeats the last valid one."""
 STATIC_MASK = "mask"
-"""[1,1,S,context+S] float32, added to the scores: 0 = may see, MASKED = may not. Columns: context buffer, then new rows."""
+"""[1,1,S,context+S] float32, added to the scores: 0 = may see, MASKED = may not. Columns: context buffer, then new rows.
+
+Layers with a sliding window take an input of their own (`window_mask_name`), which the runtime fills too: so the graph
+compares no integers, which not every NPU can, and layers of one window share one input."""
 LAST_INDEX = "last_index"
 """[1] int64: the row of the chunk whose logits are wanted (the last one that is no padding)."""
 MASKED = -1e9
@@ -90,3 +93,16 @@ def past_name(layer: int, part: str) -> str:
 def present_name(layer: int, part: str) -> str:
     """Graph output of a carried tensor, e.g. part "key" -> "present.3.key"."""
     return f"present.{layer}.{part}"
+
+
+def window_mask_name(window: int) -> str:
+    """Graph input with the mask of the layers whose window is `window` tokens; 0 = full attention, `STATIC_MASK` itself."""
+    return f"{STATIC_MASK}.window.{window}" if window else STATIC_MASK
+
+
+def window_of_mask(name: str) -> int | None:
+    """The inverse of `window_mask_name`: 0 for `STATIC_MASK`, None for a name that is no mask's."""
+    if name == STATIC_MASK:
+        return 0
+    head, _, window = name.rpartition(".")
+    return int(window) if head == f"{STATIC_MASK}.window" and window.isdecimal() else None
