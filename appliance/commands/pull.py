@@ -1,0 +1,83 @@
+"""`appliance pull`: get a checkpoint onto this machine.
+
+Knows: the questions and what is shown. Does not know: any source (`appliance.pull.sources`).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance.errors import ApplianceError, BadInput
+
+EXAMPLE = "appliance pull smollm2-135m"
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help="What to get; --list shows all forms.", show_default=False)] = "",
+    name: Annotated[str | None, typer.Option(help="Name of the folder, where the model's own does not do.")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="Take only weight files that fit this pattern.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="Hash that the weight file must have.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Base URL of a mirror of the hub.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept the model's licence without being asked.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Show what a source can be, and the catalogue.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Get a model: from a hub, the package index, a file, a folder or a USB stick."""
+    if listing:
+        _show_forms(as_json)
+        return
+    if not source:
+        raise BadInput("no source was named", "see: appliance pull --list")
+    from appliance.config import load_config
+    from appliance.pull.checkpoints import asked_before, take
+    from appliance.pull.offer import Offer, Wishes
+    from appliance.pull.sources import find
+
+    def accept(offer: Offer) -> None:
+        size = f", {_megabytes(offer.size)}" if offer.size is not None else ""
+        at = f" ({offer.license_at})" if offer.license_at else ""
+        print(f"{offer.name}{size} from {offer.origin}\nlicence: {offer.license}{at}", file=sys.stderr)
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise BadInput("the licence must be accepted, and nobody is at the terminal", "read it, then add --yes")
+        if not typer.confirm("Do you accept this licence?", err=True):
+            raise ApplianceError("nothing was pulled: the licence was not accepted")
+
+    folder = load_config().paths.cache / "checkpoints"
+    kind = find(source)
+    asked = str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
+    # Files on this machine are looked at again: they may have changed, and looking costs nothing.
+    there = None if asked != source else asked_before(folder, asked, name)
+    pulled = there or take(
+        kind.look(source, Wishes(tuple(include or ()), endpoint)), folder, asked=asked, name=name, sha256=sha256, accept=accept
+    )
+    if as_json:
+        print(json.dumps(pulled.record.model_dump() | {"path": str(pulled.path), "model": str(pulled.model_path)}))
+        return
+    print(f"{pulled.record.name}: {_megabytes(pulled.bytes)} in {pulled.path}")
+    print(f"next: appliance build {pulled.model_path}")
+
+
+def _show_forms(as_json: bool) -> None:
+    from appliance.pull.sources import known
+    from appliance.pull.sources.starter import catalogue
+
+    if as_json:
+        models = {name: entry.model_dump() for name, entry in catalogue().items()}
+        print(json.dumps({"forms": [source.FORM for source in known()], "catalogue": models}))
+        return
+    print("A source is one of:")
+    for source in known():
+        form, _, meaning = source.FORM.partition(" ")
+        print(f"  {form:<28} {meaning}")
+    print("\nThe catalogue:")
+    for name, entry in catalogue().items():
+        print(f"  {name:<28} {entry.summary}; licence {entry.license}; {_megabytes(entry.bytes)}")
+
+
+def _megabytes(size: int | None) -> str:
+    return f"{(size or 0) / 1e6:.0f} MB"

@@ -1,0 +1,40 @@
+"""Progress bars on stderr, so that stdout stays clean for tables and JSON.
+
+Knows: how long work is shown. Does not know: the work. The bars are drawn only on a terminal; elsewhere a line says
+what has begun, because a log full of half-drawn bars helps nobody.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+Advance = Callable[[int], None]
+
+
+@contextlib.contextmanager
+def bar(label: str, total: int | None, unit: Literal["bytes", "steps"] = "steps") -> Iterator[Advance]:
+    """A bar for `total` units (None = unknown); the block calls what it is given with how many more are done."""
+    if not sys.stderr.isatty():
+        with _plain(label) as advance:
+            yield advance
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+@contextlib.contextmanager
+def _plain(label: str) -> Iterator[Advance]:
+    start = time.monotonic()
+    print(f"{label} ...", file=sys.stderr, flush=True)
+    yield lambda done: None
+    took = time.monotonic() - start
+    if took >= 2:
+        print(f"{label}: done in {took:.0f} s", file=sys.stderr, flush=True)
