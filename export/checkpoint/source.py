@@ -21,10 +21,15 @@ class Checkpoint(Protocol):
         license: as the checkpoint states it, or "unknown".
     """
 
-    path: Path
-    format: str
-    config: Mapping[str, Any]
-    license: str
+    # Properties, so that a frozen dataclass is one.
+    @property
+    def path(self) -> Path: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+    @property
+    def license(self) -> str: ...
 
     def names(self) -> Sequence[str]:
         """Tensor names as the file has them."""
