@@ -73,6 +73,6 @@ def _model_type(checkpoint: Checkpoint) -> str:
         raise CheckpointError(f'{checkpoint.path}: the config does not say its "{key}"', "fetch the checkpoint again")
     if checkpoint.format == "gguf":
         for name in known():
-            if find(name).GGUF_NAME == said:
+            if said == find(name).GGUF_NAME:
                 return name
     return said
