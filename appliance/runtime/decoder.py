@@ -5,7 +5,7 @@ Knows: what a decoder promises, how one is opened for a bundle and a target. Doe
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +51,12 @@ class Decoder(Protocol):
         `ContextLengthError` when `capacity` is more than `context`.
         """
 
-    def run(self, state: DecoderState, ids: Sequence[int] | NDArray[np.int64], keep: int = 1) -> Logits:
+    def run(self, state: Any, ids: Sequence[int] | NDArray[np.int64], keep: int = 1) -> Logits:
         """Append `ids` to the state and return the logits after its last `keep` tokens.
 
         Args:
-            state: made by this decoder's `new_state`; it advances by len(ids). When `run` raises it is of no more use.
+            state: made by this decoder's `new_state` (each has its own kind). It advances by len(ids); after an error it is
+                of no more use.
             ids: 1..chunk token ids.
             keep: 0..len(ids); 0 means that no logits are wanted (a decoder may then skip the head).
 

@@ -3,8 +3,11 @@
 Knows: shapes, growth and in-place buffers of carried tensors. Does not know: sessions or how a step is run.
 """
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 from appliance.bundle.manifest import StateTensor
 from appliance.errors import BundleError
 
-Buffer = NDArray[np.float32 | np.float16 | np.int8 | np.uint8]
+Buffer = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,20 @@ def resolve(tensor: StateTensor, batch: int, context: int) -> StateShape:
 
 
 def empty_buffers(spec: Sequence[StateTensor], context: int) -> dict[str, Buffer]:
-    """Zeroed buffers for one sequence of up to `context` tokens, by name of the state tensor.
+    """Zeroed buffers for one sequence of up to `context` tokens, by name of the state tensor."""
+    return {tensor.name: new_buffer(resolve(tensor, 1, context).shape, tensor.dtype) for tensor in spec}
 
-    The pages of `np.zeros` cost memory only once they are written.
+
+def new_buffer(shape: tuple[int, ...], dtype: str) -> Buffer:
+    """A zeroed array in pages of its own: they cost memory once written, and go back to the system with the array.
+
+    (The C library's allocator keeps freed buffers of this size, which a daemon would carry through its idle days.)
     """
-    return {tensor.name: np.zeros(resolve(tensor, 1, context).shape, tensor.dtype) for tensor in spec}
+    count = math.prod(shape)
+    if count == 0:
+        return np.zeros(shape, dtype)
+    buffer: Buffer = np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize), dtype).reshape(shape)
+    return buffer
 
 
 def grown(tensor: StateTensor, buffer: Buffer, length: int, context: int) -> Buffer:
@@ -59,7 +71,7 @@ def grown(tensor: StateTensor, buffer: Buffer, length: int, context: int) -> Buf
     target = resolve(tensor, 1, context)
     if target.context_axis is None:
         return buffer
-    larger: Buffer = np.zeros(target.shape, tensor.dtype)
+    larger = new_buffer(target.shape, tensor.dtype)
     rows = (slice(None),) * target.context_axis + (slice(0, length),)
     larger[rows] = buffer[rows]
     return larger

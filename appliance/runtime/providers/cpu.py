@@ -16,7 +16,7 @@ PROVIDER = "CPUExecutionProvider"
 def open_session(path: Path, target: Target, choice: SessionChoice) -> OpenSession:
     """See `appliance.runtime.providers.Provider.open_session`."""
     import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph, InvalidProtobuf, NoSuchFile
+    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = choice.threads
@@ -30,7 +30,7 @@ def open_session(path: Path, target: Target, choice: SessionChoice) -> OpenSessi
         options.add_session_config_entry(key, value)
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDER])
-    except (InvalidGraph, InvalidProtobuf, NoSuchFile) as failure:
+    except (InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile) as failure:
         raise BundleError(f"{path}: not a graph that onnxruntime reads: {_line(failure)}", "build the bundle again") from None
     except Exception as failure:
         raise DeviceError(f"{path}: {PROVIDER} refused the graph: {_line(failure)}", "build it for another target") from failure
