@@ -92,6 +92,11 @@ class TokenizerInfo(StrictModel):
     eos: tuple[int, ...] = ()
     add_bos: bool = False
     added: dict[int, str] = Field(default_factory=dict, description="SentencePiece only: added tokens that the .model lacks.")
+    space_prefix: Literal["never", "first", "always"] = Field(
+        default="never",
+        description="SentencePiece only: a space goes before no text, the text that begins the input, or each text that begins "
+        "the input or follows a special token.",
+    )
 
 
 class Provenance(StrictModel):

@@ -1,0 +1,53 @@
+"""The jinja2 dialect of `chat_template.jinja`: what a template may be written with.
+
+Knows: syntax. Does not know: values, limits or rendering (`appliance.runtime.chat_template`).
+Source: the Hugging Face documentation of chat templates (loop controls, `generation` blocks).
+"""
+
+from collections.abc import Callable
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+
+from appliance.errors import ApplianceError
+
+LARGEST_SOURCE = 1 << 20
+"""Characters; the longest published templates have about 20 000."""
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training; here its body is simply shown."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The block as a scope of its own, as a call block is."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("show"), [], [], body).set_lineno(line)
+
+    def show(self, caller: Callable[[], str]) -> str:
+        """The body's own text."""
+        return caller()
+
+
+EXTENSIONS: tuple[type[jinja2.ext.Extension], ...] = (GenerationBlocks, jinja2.ext.loopcontrols)
+
+
+def check_syntax(source: str, where: str, error: type[ApplianceError], fix: str) -> jinja2.nodes.Template:
+    """Parse a template.
+
+    Raises:
+        error: it is too long, or not valid in this dialect; the message has the line.
+    """
+    if len(source) > LARGEST_SOURCE:
+        raise error(f"{where}: a chat template of {len(source)} characters; the limit is {LARGEST_SOURCE}", fix)
+    try:
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS)
+        return environment.parse(source)
+    except jinja2.TemplateSyntaxError as failure:
+        raise error(f"{where}: the chat template does not compile: line {failure.lineno}: {failure.message}", fix) from None
+    except RecursionError:
+        raise error(f"{where}: the chat template does not compile: it is nested too deeply", fix) from None
