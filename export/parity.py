@@ -105,9 +105,12 @@ class _InPlace:
 
     def step(self, ids: np.ndarray, total: int) -> np.ndarray:
         """Logits [S,V] of `ids` [1,S], the last of `total` tokens."""
+        import onnxruntime
+
         binding = self._model.session.io_binding()
         for name, array in _inputs(ids, total).items():
-            binding.bind_cpu_input(name, array)
+            # As an OrtValue: the array form looks the name up among the inputs, and an overridable initializer is none.
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         for one in self._model.lowered.state:
             binding.bind_ortvalue_input(one.input, self._buffers[one.input])
             binding.bind_ortvalue_output(one.output, self._buffers[one.input])
