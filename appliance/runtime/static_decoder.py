@@ -23,7 +23,7 @@ from appliance.errors import BundleError, ContextLengthError
 from appliance.runtime import providers
 from appliance.runtime.providers import SessionChoice
 from appliance.runtime.session import OpenSession, Placement, joined
-from appliance.runtime.state import Buffer, empty_buffers
+from appliance.runtime.state import Buffer, empty_buffers, resolve
 from appliance.targets.capabilities import Target
 
 if TYPE_CHECKING:
@@ -195,9 +195,9 @@ def _open_step(session: onnxruntime.InferenceSession, tokens: int, context: int,
     wanted = {INPUT_IDS: [1, tokens], POSITION_IDS: [1, tokens], LAST_INDEX: [1]}
     wanted |= {name: [1, 1, tokens, context + tokens] for name in windows}
     for tensor in spec:
-        full = [size if isinstance(size, int) else {"batch": 1, "context": context}[size] for size in tensor.shape]
-        wanted[tensor.input] = full
-        wanted[tensor.output] = [*full[:2], tokens, full[3]]
+        full = resolve(tensor, 1, context)
+        wanted[tensor.input] = list(full.shape)
+        wanted[tensor.output] = [tokens if axis == full.context_axis else size for axis, size in enumerate(full.shape)]
     found = {name: shape for name, shape in shapes.items() if name != LOGITS}
     if found != wanted:
         name = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))[0]

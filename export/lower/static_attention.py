@@ -142,5 +142,5 @@ class _Angles:
             shape = (1, 1, self._step.tokens, int(table.shape[1]))
             found = write.value("Gather", [table, self._positions], {"axis": 0}, name=f"{table.name}/Gather")
             self._known[table] = write.value("Reshape", [found, write.ints(*shape)], name=f"{table.name}/Reshape")
-            self._known[table].shape = ir.Shape(shape)
+            self._known[table].type, self._known[table].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
         return self._known[table]

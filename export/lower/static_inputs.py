@@ -3,7 +3,7 @@
 Knows: the inputs of a prefill or decode step (`appliance.bundle.vocabulary`). Does not know: what the nodes do with them.
 
     input_ids [B,S]              ->  input_ids [1,tokens]
-    attention_mask [B,T]         ->  mask [1,1,tokens,context+tokens], and one more for each sliding window
+    attention_mask [B,T]         ->  mask [1,1,tokens,context+tokens] for each window there is (0 = full attention)
                                      position_ids [1,tokens], last_index [1]
     past_... [B,Hkv,past,d]      ->  past_... [1,Hkv,context,d]: the buffer as it was before the step
     present... [B,Hkv,T,d]       ->  present... [1,Hkv,tokens,d]: the new rows only
@@ -52,7 +52,7 @@ def run(model: ir.Model, target: Target, step: Step) -> None:
     mask = named[ATTENTION_MASK]
     assert not mask.uses(), "the canonical Attention is causal by itself and reads no mask"
     at = graph.inputs.index(mask)
-    windows = sorted({attribute_int(node, "window") for node in attentions} | {0})
+    windows = sorted({attribute_int(node, "window") for node in attentions})
     masks = [(window_mask_name(window), [1, 1, step.tokens, step.context + step.tokens]) for window in windows]
     graph.inputs[at : at + 1] = [
         _input(POSITION_IDS, ir.DataType.INT64, [1, step.tokens]),
