@@ -1,0 +1,58 @@
+"""Emission: decided nodes in the form that a target's matrix operator takes. Every module here is one form.
+
+Knows: the folder, and which nodes are to be written. Does not know: any form.
+A form's module holds OPERATOR (as `WeightForms.operator` names it), OPSET (the lowest ai.onnx version it needs, 0 = any),
+DOMAINS, `refusal(form, roles)`, and a class `Emitter(target)` with `linear(node)` and `embedding(node)`.
+"""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+import onnx_ir as ir
+
+from appliance.bundle.vocabulary import DOMAIN, QUANT_EMBEDDING, QUANT_LINEAR
+from appliance.errors import TargetError
+from appliance.targets.capabilities import Target
+from quant.graph import canonical, drop_unused, replace
+from quant.scheme import Form
+
+
+def refusal(operator: str, form: Form, roles: tuple[str, ...]) -> str | None:
+    """Why the operator cannot hold a matrix of these roles in this form; None when it can."""
+    reason: str | None = _form(operator).refusal(form, roles)
+    return reason
+
+
+def emit(model: ir.Model, target: Target) -> None:
+    """Write every QuantLinear and QuantEmbedding of a lowered `model`, in place, as `target` takes it.
+
+    Weights that several nodes share stay one initializer. All new initializers are lazy.
+
+    Raises:
+        TargetError: the target's operator cannot hold a node's form, or the model's opset is too old for it.
+    """
+    graph, form = model.graph, _form(target.weights.operator)
+    nodes = canonical(graph, QUANT_LINEAR, QUANT_EMBEDDING)
+    if not nodes:
+        return
+    have = graph.opset_imports.get("", 0)
+    if have < form.OPSET:
+        raise TargetError(f"{form.OPERATOR} weights need opset {form.OPSET}, the graph has {have}", "build it with a newer one")
+    emitter = form.Emitter(target)
+    weights = [value for node in nodes for value in node.inputs[1:3] if value is not None]
+    for node in nodes:
+        output = emitter.linear(node) if node.op_type == QUANT_LINEAR else emitter.embedding(node)
+        replace(node, output)
+    drop_unused(graph, weights)
+    graph.opset_imports.update({domain: 1 for domain in form.DOMAINS})
+    if not any(node.domain == DOMAIN for node in graph):
+        graph.opset_imports.pop(DOMAIN, None)
+
+
+def _form(operator: str) -> ModuleType:
+    for module in pkgutil.iter_modules(__path__):
+        form = importlib.import_module(f"{__name__}.{module.name}")
+        if operator == form.OPERATOR:
+            return form
+    raise TargetError(f'no form writes weights for the operator "{operator}"', "add a module to quant/emit")

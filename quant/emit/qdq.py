@@ -1,0 +1,154 @@
+"""DequantizeLinear in front of a plain MatMul, standard operators only; int8 activations spelled out per block.
+
+Knows: opset-21 blocked DequantizeLinear and the arithmetic of MatMulNBits level 4, so that both forms give the same
+numbers. Does not know: how integers were found, roles, or any provider.
+
+onnxruntime's CPU provider fuses DequantizeLinear and MatMul back to MatMulNBits level 4, which quantizes the activations
+once more: their blocks are whole multiples of max|block|/127 by then, so that changes nothing (2e-7 relative).
+OpenVINO's CPU device does the same with groups of 32 unless DYNAMIC_QUANTIZATION_GROUP_SIZE is 0; with larger groups that
+costs 3e-3, so its target file must turn it off.
+"""
+
+import numpy as np
+import onnx_ir as ir
+
+from appliance.targets.capabilities import Target
+from quant.arrays import group_size, groups_of, pack_columns
+from quant.graph import Writer, add_initializer, lazy, sizes, tensor_of
+from quant.scheme import Form
+
+OPERATOR = "DequantizeLinear"
+OPSET = 21
+DOMAINS: tuple[str, ...] = ()
+
+_NO_BLOCK = 1e-30
+"""Stands for the maximum of a block of zeros: 0 / (1e-30 / 127) is 0, where 0 / 0 would be no number."""
+
+
+def refusal(form: Form, roles: tuple[str, ...]) -> str | None:
+    """Rows of an embedding are picked as bytes, so 4 bits (two weights a byte) cannot be."""
+    if "embed" in roles and form.bits != 8:
+        return "standard operators cannot pick rows of packed 4-bit weights, an embedding takes 8 bits"
+    if form.activation not in ("float", "block-dynamic"):
+        return f"this form has no {form.activation} activations"
+    return None
+
+
+class Emitter:
+    """Writes one model's nodes; what they share is written once."""
+
+    def __init__(self, target: Target):
+        self._target = target
+        self._weights: dict[int, tuple[ir.Value, ir.Value]] = {}
+        self._activations: dict[tuple[int, int], ir.Value] = {}
+
+    def linear(self, node: ir.Node) -> ir.Value:
+        """The output that takes the place of a QuantLinear's. Kp = K up to whole groups.
+
+        The weight lies as MatMul wants it, so nothing is transposed at run time:
+
+            w [Kp,N] int4 or int8 -+- DequantizeLinear(axis 0, block_size g) - MatMul - (Add bias) - y
+                     scales [G,N] -+                                             |
+                      x [...,K] - (Pad) - (quantize per block) ------------------+
+        """
+        at = Writer(node)
+        group, columns = _group(node), sizes(tensor_of(node.inputs[1], node))[1]
+        weight, scales = self._weight(at, node)
+        wide = self._float(at, scales)
+        blocks = {"axis": 0, "block_size": group_size(columns, group)}
+        activation = node.attributes["activation"].as_string()
+        x = self._activation(at, node, group, columns, activation)
+        y = at.value("MatMul", [x, at.value("DequantizeLinear", [weight, wide], blocks)])
+        bias = node.inputs[3] if len(node.inputs) > 3 else None
+        return y if bias is None else at.value("Add", [y, bias])
+
+    def embedding(self, node: ir.Node) -> ir.Value:
+        """The output that takes the place of a QuantEmbedding's: float rows [B,S,D].
+
+        The table lies as the head's MatMul wants it, so a tied head reads the very same initializer; only the picked
+        columns are turned:
+
+            q [Dp,V] int8 - Gather(axis 1) - Transpose - Cast - Reshape [B,S,G,g] -+
+            scales [G,V] -- Gather(axis 1) - Transpose ------ Unsqueeze [B,S,G,1] -+- Mul - Reshape [B,S,Dp] - (Slice)
+        """
+        at = Writer(node)
+        columns = sizes(tensor_of(node.inputs[1], node))[1]
+        group = group_size(columns, _group(node))
+        count = groups_of(columns, group)
+        weight, stored = self._weight(at, node)
+        turn = {"perm": [1, 2, 0]}
+        q = at.value("Transpose", [at.value("Gather", [weight, node.inputs[0]], {"axis": 1})], turn)
+        q = at.value("Cast", [q], {"to": int(ir.DataType.FLOAT)})
+        q = at.value("Reshape", [q, at.constant(np.array([0, 0, count, group]))], name="Reshape_blocks")
+        scales = at.value("Gather", [self._float(at, stored), node.inputs[0]], {"axis": 1}, name="Gather_scales")
+        scales = at.value("Transpose", [scales], turn, name="Transpose_scales")
+        scales = at.value("Unsqueeze", [scales, at.constant(np.array([3]))])
+        rows = at.value("Reshape", [at.value("Mul", [q, scales]), at.constant(np.array([0, 0, count * group]))])
+        return rows if count * group == columns else at.cut(rows, columns)
+
+    def _weight(self, at: Writer, node: ir.Node) -> tuple[ir.Value, ir.Value]:
+        """The turned integers and scales as initializers."""
+        q, scales = node.inputs[1], node.inputs[2]
+        assert q is not None and scales is not None
+        if id(q) not in self._weights:
+            bits, group = node.attributes["bits"].as_int(), _group(node)
+            read, read_scales = tensor_of(q, node), tensor_of(scales, node)
+            rows, columns = sizes(read)
+            count = groups_of(columns, group)
+            name = str(q.name).removesuffix(".q")
+            kind = ir.DataType.INT4 if bits == 4 else ir.DataType.INT8
+            shape = (count * group_size(columns, group), rows)
+            packed = lazy(f"{name}.t{bits}", kind, shape, lambda: pack_columns(read.numpy(), bits, group))
+            half = self._target.weights.scale_dtype == "float16"
+            dtype, stored = (ir.DataType.FLOAT16, np.float16) if half else (ir.DataType.FLOAT, np.float32)
+            turned = lazy(
+                f"{scales.name}.t", dtype, (count, rows), lambda: np.ascontiguousarray(read_scales.numpy().T, dtype=stored)
+            )
+            self._weights[id(q)] = (
+                add_initializer(at.graph, packed, q.metadata_props),
+                add_initializer(at.graph, turned, scales.metadata_props),
+            )
+        return self._weights[id(q)]
+
+    def _float(self, at: Writer, scales: ir.Value) -> ir.Value:
+        if scales.dtype == ir.DataType.FLOAT:
+            return scales
+        return at.value("Cast", [scales], {"to": int(ir.DataType.FLOAT)}, name="scales")
+
+    def _activation(self, at: Writer, node: ir.Node, group: int, columns: int, activation: str) -> ir.Value:
+        """x [...,K] padded to whole groups and, for block-dynamic, on the grid of int8 per block; shared by all readers.
+
+        scale = max|block| / 127; round half to even; no clipping is needed, as |x| / scale is at most 127.
+
+            x - Pad - Reshape [...,G,g] -+- Abs - ReduceMax - Max - Div 127 -+- scale
+                                         +- Div (scale) - Round - Mul (scale) - Reshape [...,Kp]
+        """
+        x = node.inputs[0]
+        assert x is not None
+        size = group_size(columns, group)
+        count = groups_of(columns, group)
+        key = (id(x), size if activation == "block-dynamic" else -size)
+        if key in self._activations:
+            return self._activations[key]
+        rank = len(x.shape) if x.shape is not None else 3
+        value = x
+        if count * size != columns:
+            pads = np.array([0] * (2 * rank - 1) + [count * size - columns])
+            value = at.value("Pad", [value, at.constant(pads)], name="quantize/Pad")
+        if activation == "block-dynamic":
+            keep = [0] * (rank - 1)
+            blocks = at.value("Reshape", [value, at.constant(np.array([*keep, count, size]))], name="quantize/Reshape_blocks")
+            most = at.value("Abs", [blocks], name="quantize/Abs")
+            most = at.value("ReduceMax", [most, at.constant(np.array([-1]))], {"keepdims": 1}, name="quantize/ReduceMax")
+            most = at.value("Max", [most, at.constant(np.float32(_NO_BLOCK))], name="quantize/Max")
+            scale = at.value("Div", [most, at.constant(np.float32(127))], name="quantize/Div_scale")
+            steps = at.value("Div", [blocks, scale], name="quantize/Div")
+            steps = at.value("Round", [steps], name="quantize/Round")
+            value = at.value("Mul", [steps, scale], name="quantize/Mul")
+            value = at.value("Reshape", [value, at.constant(np.array([*keep, count * size]))], name="quantize/Reshape")
+        self._activations[key] = value
+        return value
+
+
+def _group(node: ir.Node) -> int:
+    return node.attributes["group"].as_int()

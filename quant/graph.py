@@ -1,0 +1,113 @@
+"""Places in an `onnx_ir` graph where quantization writes: canonical nodes, lazy initializers, nodes before another node.
+
+Knows: how nodes and initializers are added and replaced. Does not know: what is quantized, or any operator's meaning.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from appliance.bundle.vocabulary import DOMAIN
+from appliance.errors import BadInput
+
+Attribute = int | float | str | Sequence[int]
+
+
+def canonical(graph: ir.Graph, *ops: str) -> list[ir.Node]:
+    """Nodes of the canonical operators `ops`, in order."""
+    return [node for node in graph if node.domain == DOMAIN and node.op_type in ops]
+
+
+def tensor_of(value: ir.Value | None, node: ir.Node) -> ir.TensorProtocol:
+    """The numbers of a weight input; `BadInput` naming the node when it is no initializer."""
+    if value is None or value.const_value is None:
+        raise BadInput(f"{node.op_type} {node.name}: its weight is no initializer", "build weights as initializers")
+    return value.const_value
+
+
+def sizes(tensor: ir.TensorProtocol) -> tuple[int, ...]:
+    """Its shape as plain integers."""
+    return tuple(int(size) for size in tensor.shape)
+
+
+def lazy(name: str, dtype: ir.DataType, shape: Sequence[int], read: Callable[[], np.ndarray]) -> ir.LazyTensor:
+    """A tensor that `read` makes anew each time and nothing keeps. For INT4 `read` gives the packed bytes."""
+
+    def evaluate() -> ir.TensorProtocol:
+        array = read()
+        if dtype == ir.DataType.INT4:
+            return ir.PackedTensor(array, dtype, shape=ir.Shape(shape), name=name)
+        return ir.Tensor(array, dtype=dtype, shape=ir.Shape(shape), name=name)
+
+    return ir.LazyTensor(evaluate, dtype=dtype, shape=ir.Shape(shape), cache=False, name=name)
+
+
+def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol, tags: Mapping[str, str]) -> ir.Value:
+    """Register `tensor` under its own name; `BadInput` when the name is taken."""
+    name = str(tensor.name)
+    if name in graph.initializers:
+        raise BadInput(f"the graph already has an initializer {name}", "quantize a model only once")
+    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value.metadata_props.update(tags)
+    graph.register_initializer(value)
+    return value
+
+
+def replace(old: ir.Node, output: ir.Value) -> None:
+    """Let `output` take the place of the one output of `old`, as a graph output too, and remove `old`."""
+    graph, before = old.graph, old.outputs[0]
+    assert isinstance(graph, ir.Graph)
+    output.type, output.shape = before.type, before.shape
+    if before.is_graph_output():
+        output.name, before.name = before.name, f"{before.name}.replaced"
+    ir.convenience.replace_all_uses_with(before, output, replace_graph_outputs=True)
+    graph.remove(old, safe=True)
+
+
+def drop_unused(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    """Remove those of the initializers `values` that nothing reads any more."""
+    for value in values:
+        if not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(str(value.name), None)
+
+
+class Writer:
+    """Writes nodes before `anchor`, named after it."""
+
+    def __init__(self, anchor: ir.Node):
+        graph = anchor.graph
+        assert isinstance(graph, ir.Graph)
+        self.graph, self.anchor = graph, anchor
+        name = anchor.name or str(anchor.outputs[0].name)
+        self.path = name.removesuffix(f"/{anchor.op_type}").removesuffix("/Linear").removesuffix("/Embedding")
+
+    def value(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        domain: str = "",
+        name: str = "",
+    ) -> ir.Value:
+        """The output of a new node called `<path>/<name or op>`."""
+        full = f"{self.path}/{name or op}"
+        node = ir.node(
+            op, list(inputs), dict(attributes or {}), domain=domain, name=full, outputs=[ir.Value(name=f"{full}/output_0")]
+        )
+        node.metadata_props.update(self.anchor.metadata_props)
+        self.graph.insert_before(self.anchor, node)
+        return node.outputs[0]
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """A small constant, one initializer for all that ask for the same."""
+        array = np.asarray(array)
+        name = f"quant.{array.dtype}.{'.'.join(map(repr, array.reshape(-1).tolist()))}.{array.ndim}"
+        known = self.graph.initializers.get(name)
+        return known if known is not None else add_initializer(self.graph, ir.tensor(array, name=name), {})
+
+    def cut(self, value: ir.Value, columns: int) -> ir.Value:
+        """The first `columns` of the last axis."""
+        bounds = [self.constant(np.array([number])) for number in (0, columns, -1)]
+        return self.value("Slice", [value, *bounds])

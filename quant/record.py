@@ -1,0 +1,136 @@
+"""What quantization did, for `record.json` and the manifest: sizes, errors, what stayed float and why.
+
+Knows: a `Decision`. Does not know: graphs, or quality on text (`quant.evaluate` measures that on a bundle).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from appliance.bundle.manifest import SchemeSummary, WeightForm
+from quant.decide import Decision, Kept, Matrix
+from quant.scheme import Options
+
+_SCALE_BYTES = {"float16": 2, "float32": 4}
+_NOT_PARAMETERS = ("", "rope")
+
+
+def matrix_bytes(matrix: Matrix, scale_dtype: str = "float16") -> int:
+    """Bytes in the file: packed integers, the padding of partial groups included, and scales."""
+    width = matrix.form.group or matrix.columns
+    return matrix.scales * width * matrix.form.bits // 8 + matrix.scales * _SCALE_BYTES[scale_dtype]
+
+
+def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
+    """The part of `record.json` that tells of weights: plain JSON values.
+
+    Args:
+        scale_dtype: how the target keeps scales (`WeightForms.scale_dtype`).
+    """
+    matrices, kept = decision.matrices, decision.kept
+    tables = [matrix for matrix in matrices if set(matrix.roles) & {"embed", "head"}]
+    body = [matrix for matrix in matrices if matrix not in tables]
+    weights = [one for one in kept if one.role not in _NOT_PARAMETERS]
+    in_body = [one for one in weights if one.role not in ("embed", "head")]
+    return {
+        "scheme": decision.scheme.name,
+        "options": _options(decision.scheme.options),
+        "target": decision.target,
+        "parameters": parameters(decision),
+        "bits_per_weight": _bits(matrices, kept, weights, scale_dtype),
+        "bits_per_body_weight": _bits(body, in_body, in_body, scale_dtype),
+        "bytes_by_role": _bytes_by_role(decision, scale_dtype),
+        "activations": {role: form.activation for role, form in sorted(summary(decision, scale_dtype).roles.items())},
+        "snr_db_by_role": _snr_by_role(matrices),
+        "matrices": [_matrix(matrix, scale_dtype) for matrix in matrices],
+        "float": [
+            {"name": one.name, "role": one.role, "shape": list(one.shape), "bytes": one.bytes, "reason": one.reason}
+            for one in kept
+        ],
+    }
+
+
+def summary(decision: Decision, scale_dtype: str = "float16") -> SchemeSummary:
+    """The manifest's view: one form a role. A tied matrix counts under its first role; its others show 0 bytes.
+
+    A role whose matrices have several forms cannot come out of `decide`, which chooses by role.
+    """
+    roles: dict[str, WeightForm] = {}
+    for matrix in decision.matrices:
+        for index, role in enumerate(matrix.roles):
+            old = roles.get(role)
+            mine = index == 0
+            roles[role] = WeightForm(
+                bits=matrix.form.bits,
+                group=matrix.form.group,
+                activation=matrix.form.activation,
+                bytes=(old.bytes if old else 0) + (matrix_bytes(matrix, scale_dtype) if mine else 0),
+                parameters=(old.parameters if old else 0) + (matrix.parameters if mine else 0),
+            )
+    for one in decision.kept:
+        if one.role in _NOT_PARAMETERS:
+            continue
+        old, count = roles.get(one.role), int(np.prod(one.shape, dtype=np.int64))
+        roles[one.role] = WeightForm(
+            bits=8 * one.bytes // max(count, 1),
+            group=0,
+            activation="float",
+            bytes=(old.bytes if old else 0) + one.bytes,
+            parameters=(old.parameters if old else 0) + count,
+        )
+    return SchemeSummary(name=decision.scheme.name, roles=dict(sorted(roles.items())))
+
+
+def parameters(decision: Decision) -> int:
+    """Weights of the model, tied ones once; computed tables are none."""
+    kept = sum(int(np.prod(one.shape, dtype=np.int64)) for one in decision.kept if one.role not in _NOT_PARAMETERS)
+    return kept + sum(matrix.parameters for matrix in decision.matrices)
+
+
+def _options(options: Options) -> dict[str, Any]:
+    return {"group": options.group, "roles": {role: dict(changes) for role, changes in options.roles.items()}}
+
+
+def _bits(matrices: Iterable[Matrix], kept: Iterable[Kept], weights: Iterable[Kept], scale_dtype: str) -> float | None:
+    """Bytes of all these tensors x 8 / parameters. None when there are no parameters."""
+    matrices = list(matrices)
+    count = sum(matrix.parameters for matrix in matrices)
+    count += sum(int(np.prod(one.shape, dtype=np.int64)) for one in weights)
+    size = sum(matrix_bytes(matrix, scale_dtype) for matrix in matrices) + sum(one.bytes for one in kept)
+    return round(8 * size / count, 4) if count else None
+
+
+def _bytes_by_role(decision: Decision, scale_dtype: str) -> dict[str, int]:
+    sizes: dict[str, int] = defaultdict(int)
+    for matrix in decision.matrices:
+        sizes["+".join(matrix.roles)] += matrix_bytes(matrix, scale_dtype)
+    for one in decision.kept:
+        sizes[one.role or "constant"] += one.bytes
+    return dict(sorted(sizes.items()))
+
+
+def _snr_by_role(matrices: Iterable[Matrix]) -> dict[str, float | None]:
+    """10 log10 of all the role's signal over all its noise."""
+    signal: dict[str, float] = defaultdict(float)
+    noise: dict[str, float] = defaultdict(float)
+    for matrix in matrices:
+        signal["+".join(matrix.roles)] += matrix.error.signal
+        noise["+".join(matrix.roles)] += matrix.error.noise
+    return {role: round(float(10 * np.log10(signal[role] / noise[role])), 3) if noise[role] else None for role in sorted(signal)}
+
+
+def _matrix(matrix: Matrix, scale_dtype: str) -> dict[str, Any]:
+    snr = matrix.error.snr_db
+    return {
+        "name": matrix.name,
+        "roles": list(matrix.roles),
+        "shape": [matrix.rows, matrix.columns],
+        "bits": matrix.form.bits,
+        "group": matrix.form.group,
+        "activation": matrix.form.activation,
+        "bytes": matrix_bytes(matrix, scale_dtype),
+        "snr_db": None if snr is None else round(snr, 3),
+        "saturation": round(matrix.error.saturation, 6),
+    }
