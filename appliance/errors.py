@@ -68,6 +68,19 @@ class RequestError(BadInput):
     code = "invalid_value"
 
 
+class UnsupportedField(RequestError):
+    """A request asks for something that exists elsewhere but not here; ignoring it would give a wrong answer."""
+
+    code = "unsupported_parameter"
+
+
+class TooLarge(BadInput):
+    """A request's body is over the limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
 class ContextLengthError(BadInput):
     """The prompt, with the tokens asked for, does not fit the context."""
 

@@ -1,0 +1,29 @@
+"""The HTTP application: routers, middleware and errors put together.
+
+Knows: what there is. Does not know: sockets, signals, or how models are loaded.
+"""
+
+from fastapi import FastAPI
+
+from appliance.api import errors
+from appliance.api.body_limit import BodyLimit
+from appliance.api.chat import chat_router
+from appliance.api.health import health_router
+from appliance.api.models import models_router
+from appliance.api.request_log import RequestLog
+from appliance.api.settings import ApiSettings
+from appliance.engine.pool import ModelPool
+
+
+def create_app(pool: ModelPool, settings: ApiSettings) -> FastAPI:
+    """An application over the models of `pool`. It starts and stops nothing of its own."""
+    # No docs pages: they load their scripts from the Internet. The document itself is served.
+    app = FastAPI(title="appliance", docs_url=None, redoc_url=None, redirect_slashes=False)
+    errors.install(app)
+    app.include_router(chat_router(pool))
+    app.include_router(models_router(pool))
+    app.include_router(health_router(pool, settings))
+    app.add_middleware(errors.CatchAll)
+    app.add_middleware(BodyLimit, limit=settings.max_body)
+    app.add_middleware(RequestLog)  # added last, so it is the outermost
+    return app

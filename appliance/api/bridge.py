@@ -1,0 +1,88 @@
+"""The bridge: an engine's blocking stream, awaited from the event loop.
+
+    engine worker --events--> pump thread --queue--> event loop
+                                   (one wakeup for everything that is ready)
+
+Knows: threads and the loop. Does not know: HTTP or what events mean.
+The queue holds at most one answer, which the context length bounds, so a slow client never holds up a decode step.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from appliance.engine.protocol import Event, Stream
+
+
+class Bridge:
+    """One answer under way. Made, awaited and closed on the event loop; opened and iterated on a thread of its own.
+
+    Args:
+        open_stream: called on the thread; may load a model, tokenize a prompt, and raise a refusal.
+    """
+
+    def __init__(self, open_stream: Callable[[], Stream]):
+        self._open = open_stream
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._ready = asyncio.Event()
+        self._lock = threading.Lock()  # guards _stream and _cancelled: cancel may come before the stream is there
+        self._stream: Stream | None = None
+        self._cancelled = False
+        self._woken = False
+        self._ended = False
+        self._failure: BaseException | None = None
+        threading.Thread(target=self._pump, name="answer", daemon=True).start()
+
+    async def events(self) -> list[Event]:
+        """Everything that is ready, at least one event; empty after the last one. Raises what the engine raised."""
+        while True:
+            self._ready.clear()
+            self._woken = False  # before the drain: an event that comes later wakes again
+            ended = self._ended  # before the drain too: what came before the end is then in it
+            batch = []
+            while self._events:
+                batch.append(self._events.popleft())
+            if batch:
+                return batch
+            if ended:
+                if self._failure is not None:
+                    raise self._failure
+                return []
+            await self._ready.wait()
+
+    def cancel(self) -> None:
+        """Ask the engine to stop within a step; the events then end. Harmless when it is over."""
+        with self._lock:
+            self._cancelled = True
+            stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+    def _pump(self) -> None:
+        try:
+            stream = self._open()
+            with self._lock:
+                self._stream = stream
+                cancelled = self._cancelled
+            if cancelled:
+                stream.cancel()
+            for event in stream:
+                self._events.append(event)
+                self._wake()
+        except BaseException as failure:  # handed over whole: `events` raises it on the loop
+            self._failure = failure
+        self._ended = True
+        self._woken = False  # the end is always told
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the loop, unless it has been woken and has not looked yet."""
+        if self._woken:
+            return
+        self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._ready.set)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self.cancel()
