@@ -10,7 +10,7 @@ Knows: masks, positions, padding, where new rows of keys and values go. Does not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from appliance.bundle.manifest import StateTensor, Variant
 from appliance.bundle.store import Bundle
-from appliance.bundle.vocabulary import INPUT_IDS, LAST_INDEX, LOGITS, MASKED, POSITION_IDS, window_of_mask
+from appliance.bundle.vocabulary import INPUT_IDS, LAST_INDEX, LOGITS, MASKED, POSITION_IDS, window_mask_name, window_of_mask
 from appliance.errors import BundleError, ContextLengthError
 from appliance.runtime import providers
 from appliance.runtime.providers import SessionChoice
@@ -43,7 +43,11 @@ class StaticState:
 
 @dataclass(slots=True)
 class _Step:
-    """One graph of the pair with the arrays that it reads from and writes to at every step."""
+    """One graph of the pair with the arrays that it reads from and writes to at every step.
+
+    Inputs are bound anew at each step: where the provider has memory of its own, `bind_input` copies there and then, and
+    what is written into the array later is never seen (OpenVINO's plugin: logits of the first step again and again).
+    """
 
     session: onnxruntime.InferenceSession
     binding: onnxruntime.IOBinding
@@ -54,7 +58,16 @@ class _Step:
     masks: dict[int, NDArray[np.float32]]  # by window, 0 = full
     new_rows: dict[str, Buffer]  # by name of the state tensor
     logits: Logits  # [1,1,V]
-    bound: StaticState | None = field(default=None)
+
+    def run(self, state: StaticState, spec: Sequence[StateTensor]) -> None:
+        """Run the graph on what the arrays and the state hold now."""
+        for name, array in ((INPUT_IDS, self.ids), (POSITION_IDS, self.positions), (LAST_INDEX, self.last)):
+            _bind_input(self.binding, name, array)
+        for window, mask in self.masks.items():
+            _bind_input(self.binding, window_mask_name(window), mask)
+        for tensor in spec:
+            _bind_input(self.binding, tensor.input, state.buffers[tensor.name])
+        self.session.run_with_iobinding(self.binding)
 
 
 def fill_mask(mask: NDArray[np.float32], past: int, new: int, window: int) -> None:
@@ -173,20 +186,12 @@ class StaticDecoder:
         step.last[0] = new - 1
         for window, mask in step.masks.items():
             fill_mask(mask[0, 0], past, new, window)
-        self._bind_state(step, state)
-        step.session.run_with_iobinding(step.binding)
+        step.run(state, self._spec)
         for tensor in self._spec:
             state.buffers[tensor.name][:, :, past : past + new] = step.new_rows[tensor.name][:, :, :new]
         state.length = past + new
         logits: Logits = step.logits[0]
         return logits
-
-    def _bind_state(self, step: _Step, state: StaticState) -> None:
-        if step.bound is state:
-            return
-        for tensor in self._spec:
-            _bind_input(step.binding, tensor.input, state.buffers[tensor.name])
-        step.bound = state
 
 
 def _open_step(session: onnxruntime.InferenceSession, tokens: int, context: int, spec: Sequence[StateTensor]) -> _Step:
@@ -216,10 +221,6 @@ def _open_step(session: onnxruntime.InferenceSession, tokens: int, context: int,
         new_rows={tensor.name: np.zeros(wanted[tensor.output], tensor.dtype) for tensor in spec},
         logits=np.zeros(shapes[LOGITS], np.float32),
     )
-    for name, array in ((INPUT_IDS, step.ids), (POSITION_IDS, step.positions), (LAST_INDEX, step.last)):
-        _bind_input(step.binding, name, array)
-    for name, window in windows.items():
-        _bind_input(step.binding, name, step.masks[window])
     for tensor in spec:
         _bind_output(step.binding, tensor.output, step.new_rows[tensor.name])
     _bind_output(step.binding, LOGITS, step.logits)
@@ -227,7 +228,6 @@ def _open_step(session: onnxruntime.InferenceSession, tokens: int, context: int,
 
 
 def _bind_input(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
-    """Bind the array's own memory, so that what is written into it later is what the next step reads."""
     binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
