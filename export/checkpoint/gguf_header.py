@@ -166,7 +166,7 @@ def _value(source: _Bytes, kind: int, what: str, file: Path) -> Any:
         return _array(source, what, file)
     value = _numbers(source, kind, 1, what, file)[0]
     if isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"{file}: {what} is {value}", AGAIN)
+        raise CheckpointError(f"{file}: {what} is {value}, which is no number", AGAIN)
     return value
 
 

@@ -5,6 +5,7 @@ Knows: how to read a small file that a stranger wrote. Does not know: weights, o
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         with open(path, "rb") as file:
-            raw = file.read(MAX_JSON + 1)
+            # `read(n)` makes room for n bytes first, so ask for what is there.
+            raw = file.read(min(os.fstat(file.fileno()).st_size, MAX_JSON) + 1)
     except OSError as failure:
         raise CheckpointError(f"{path} cannot be read: {failure.strerror}", "check the file's permissions") from failure
     if len(raw) > MAX_JSON:
