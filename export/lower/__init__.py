@@ -87,7 +87,9 @@ def state_of(model: ir.Model, flags: Flags) -> tuple[StateTensor, ...]:
         assert value.name is not None and value.shape is not None
         layer, kind = int(tags[vocabulary.LAYER]), tags[STATE]
         words = {"past": "context"}
-        sizes = (size if isinstance(size, int) else str(size.value) for size in value.shape)
+        sizes = [size if isinstance(size, int) else str(size.value) for size in value.shape]
+        if kind in ("kv.key", "kv.value"):
+            sizes[2] = "past"  # a static graph has a number there; which axis it is must not have to be guessed
         found.append(
             StateTensor.model_validate(
                 {
