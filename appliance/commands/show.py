@@ -44,24 +44,17 @@ def show(
 
 
 def find_bundle(model: str, *, verify: bool = False) -> "Bundle":
-    """The bundle of an installed model's name or of a folder; `ModelNotFound` names those that there are."""
+    """The bundle in a folder, or of an installed model's name as the endpoint knows it; `ModelNotFound` otherwise."""
     from appliance.bundle.store import is_bundle, open_bundle
-    from appliance.commands.models import bundle_folders
     from appliance.config import load_config
-    from appliance.errors import ModelNotFound
+    from appliance.engine.pool import ModelPool, open_onnx
 
     if is_bundle(Path(model)):
         return open_bundle(Path(model), verify=verify)
-    folder = load_config().paths.models
-    for path in bundle_folders(folder):
-        if path.name == model:
-            return open_bundle(path, verify=verify)
-    for path in bundle_folders(folder):
-        bundle = open_bundle(path, verify=False)
-        if bundle.manifest.name == model:
-            return open_bundle(path, verify=verify)
-    have = ", ".join(path.name for path in bundle_folders(folder)) or "none"
-    raise ModelNotFound(f"no model {model!r}", f"installed: {have}; build one: appliance build SOURCE")
+    config = load_config()
+    pool = ModelPool(config.paths.models, open_onnx("", 0), default=config.models.default, aliases=config.models.aliases)
+    found = pool.find(model)
+    return open_bundle(found.path, verify=True) if verify else found
 
 
 def _print_manifest(bundle: "Bundle", verified: bool) -> None:

@@ -1,0 +1,200 @@
+"""The demo: python -m demo.run. From nothing to an answered chat, with the commands a person would type.
+
+Knows: the order of the steps, and to stop what it started. Does not know: anything of the appliance but its command
+line and its HTTP interface.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from demo.place import DATA, ROOT, STARTER, environment, write_config
+
+QUESTION = "What is the capital of France?"
+EXPECTED = "Paris"
+TARGET = "cpu"
+START_SECONDS = 60
+STOP_SECONDS = 15
+
+
+class Failed(Exception):
+    """A step failed; the text is the one line for the person, empty when the step has said it itself."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed answer. Times in seconds."""
+
+    text: str
+    tokens: int
+    first: float
+    rest: float
+    provider: str
+
+
+def run(config: Path, *arguments: str, quiet: bool = False) -> str:
+    """Run one `appliance` command; its progress goes to the terminal. Returns what it printed."""
+    if not quiet:
+        print(f"\n$ appliance {shlex.join(arguments)}", flush=True)
+    call = [sys.executable, "-m", "appliance.cli", *arguments]
+    errors = subprocess.DEVNULL if quiet else None
+    done = subprocess.run(call, env=environment(config), stdout=subprocess.PIPE, stderr=errors, text=True)
+    if done.returncode:
+        raise Failed
+    return done.stdout
+
+
+def build_once(config: Path) -> None:
+    """Build the starter model, unless a whole bundle of it is there."""
+    try:
+        bundle = json.loads(run(config, "show", STARTER, "--json", "--verify", quiet=True))
+        print(f"\nkept the bundle that is there: {bundle['path']} (make clean removes it)")
+        return
+    except Failed:
+        pass  # not there, or damaged: the build replaces it, and says so when it cannot
+    model = json.loads(run(config, "pull", STARTER, "--yes", "--json"))["model"]
+    print(run(config, "build", model, "--target", TARGET, "--name", STARTER), end="")
+
+
+@contextmanager
+def daemon(config: Path) -> Iterator[str]:
+    """The running daemon's base URL; stopped when the block ends, however it ends."""
+    log_path = DATA / "daemon.log"
+    print(f"\n$ appliance serve --model {STARTER} --port 0", flush=True)
+    with open(log_path, "wb") as log:
+        call = [sys.executable, "-m", "appliance.cli", "serve", "--model", STARTER, "--port", "0"]
+        process = subprocess.Popen(call, env=environment(config), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield wait_ready(process, log_path)
+        finally:
+            stop(process)
+
+
+def wait_ready(process: "subprocess.Popen[bytes]", log_path: Path) -> str:
+    """Base URL of the daemon once it says it is ready."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if process.poll() is not None:
+            raise Failed(f"the daemon stopped at once: {lines[-1] if lines else 'it said nothing'}")
+        address = next((found for line in lines if (found := listening(line))), None)
+        if address:
+            try:
+                if httpx.get(f"http://{address}/readyz", timeout=5).is_success:
+                    return f"http://{address}"
+            except httpx.TransportError:
+                pass  # not listening yet
+        time.sleep(0.05)
+    raise Failed(f"the daemon was not ready after {START_SECONDS} s; see {log_path}")
+
+
+def listening(line: str) -> str | None:
+    """The address in the daemon's log line that says where it listens."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return str(event["address"]) if event.get("event") == "listening" else None
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End the daemon: politely, then not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def ask(base: str) -> Answer:
+    """Stream the answer to the question onto the terminal."""
+    body = {
+        "model": STARTER,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 64,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    print(f"\n> {QUESTION}\n< ", end="", flush=True)
+    text, tokens, first = "", 0, 0.0
+    start = time.perf_counter()
+    with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60) as answer:
+        if not answer.is_success:
+            raise Failed(f"the daemon refused: {answer.read().decode('utf-8', 'replace')}")
+        provider = answer.headers.get("x-appliance-provider", "unknown")
+        for line in answer.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise Failed(f"the daemon failed: {event['error'].get('message')}")
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            if piece and not text:
+                first = time.perf_counter() - start
+            text += piece
+            print(piece, end="", flush=True)
+    print()
+    return Answer(text, tokens, first, time.perf_counter() - start - first, provider)
+
+
+def report(answer: Answer) -> None:
+    speed = (answer.tokens - 1) / answer.rest if answer.tokens > 1 else 0.0
+    print(
+        f"\n{answer.tokens} tokens, the first after {1000 * answer.first:.0f} ms, then {speed:.1f} tokens/s on {answer.provider}"
+    )
+    command = f"APPLIANCE_CONFIG={shlex.quote(str((DATA / 'appliance.toml').relative_to(ROOT)))} .venv/bin/appliance"
+    print("\nThe daemon is stopped. What to do next, from this folder:")
+    print(f"  {command} serve           serve it (OpenAI's API on 127.0.0.1)")
+    print(f'  {command} chat "Hello"    talk to it')
+    print(f"  {command} show {STARTER}  what the model is made of")
+    print(f"  {command} --help          everything else")
+
+
+def main() -> int:
+    """Exit code: 0, or 1 when a step failed."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    os.chdir(ROOT)
+    began = time.monotonic()
+    try:
+        config = write_config()
+        build_once(config)
+        with daemon(config) as base:
+            answer = ask(base)
+        if EXPECTED not in answer.text:
+            raise Failed(f"the answer does not name {EXPECTED}: the model was not built right")
+        report(answer)
+    except Failed as failure:
+        if str(failure):
+            print(f"demo: {failure}", file=sys.stderr)
+        return 1
+    except httpx.TransportError as failure:
+        print(f"demo: the daemon went away: {failure}; see {DATA / 'daemon.log'}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ndemo: interrupted; nothing was left running", file=sys.stderr)
+        return 130
+    print(f"\nDone in {time.monotonic() - began:.0f} s.")
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
