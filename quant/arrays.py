@@ -155,11 +155,11 @@ def pack_columns(q: Int8s, bits: int, group: int) -> np.ndarray:
     size, count = group_size(q.shape[1], group), groups_of(q.shape[1], group)
     turned = np.zeros((count * size, q.shape[0]), np.int8)
     turned[: q.shape[1]] = q.T
-    return _nibbles(turned.reshape(-1).view(np.uint8) & 15) if bits == 4 else turned
+    return _nibbles(turned.reshape(-1).view(np.uint8) & np.uint8(15)) if bits == 4 else turned
 
 
 def _nibbles(values: Bytes) -> Bytes:
-    return values[..., 0::2] | (values[..., 1::2] << 4)
+    return values[..., 0::2] | (values[..., 1::2] << np.uint8(4))
 
 
 def _candidates(bits: int) -> tuple[float, ...]:
@@ -179,13 +179,15 @@ def _fit_piece(weight: np.ndarray, bits: int, group: int, q: Int8s, scales: Halv
     blocks = _blocks(weight, group)
     if not np.isfinite(blocks).all():
         raise ValueError("NaN or infinity among the weights")
+    extreme = np.abs(blocks).max(-1)
     scale = _stored(_search(blocks, bits))
     best, saturated = _round(blocks, scale, bits)
     error = _squares(blocks, best, scale)
     for _ in range(2):
         refitted = _stored(_least_squares(blocks, best), scale)
         rounded, clipped = _round(blocks, refitted, bits)
-        better = (new := _squares(blocks, rounded, refitted)) < error
+        new = _squares(blocks, rounded, refitted)
+        better = (new < error) & ~_strayed(extreme, refitted.astype(np.float32), bits)
         if not better.any():
             break
         error = np.where(better, new, error)
@@ -193,7 +195,7 @@ def _fit_piece(weight: np.ndarray, bits: int, group: int, q: Int8s, scales: Halv
         best[better], saturated[better] = rounded[better], clipped[better]
     q[...] = _rows(best, weight.shape[1])
     scales[...] = scale
-    signal = float(np.einsum("ngk,ngk->ng", blocks, blocks).sum(dtype=np.float64))
+    signal = float(_dot(blocks, blocks).sum(dtype=np.float64))
     return FitError(signal, float(error.sum(dtype=np.float64)), int(saturated.sum()), weight.size)
 
 
@@ -203,27 +205,44 @@ def _search(blocks: Floats, bits: int) -> Floats:
     most, least = blocks.max(-1), blocks.min(-1)
     extreme = np.where(-least > most, least, most)
     # Below half the smallest float16 nothing but zeros can be stored; leaving such groups at 0 also keeps 1/x finite.
-    inverse = np.divide(1, extreme, out=np.zeros_like(extreme), where=np.abs(extreme) >= _SMALLEST_SCALE / 2)
+    inverse: Floats = np.divide(1, extreme, out=np.zeros_like(extreme), where=np.abs(extreme) >= _SMALLEST_SCALE / 2)
     steps = np.empty_like(blocks)
     best, scale = np.full_like(extreme, -1), np.zeros_like(extreme)
     for place in _candidates(bits):
         np.multiply(blocks, (inverse * np.float32(place))[..., None], out=steps)
         np.rint(steps, out=steps)
         np.clip(steps, low, high, out=steps)
-        along = np.einsum("ngk,ngk->ng", blocks, steps)
-        length = np.einsum("ngk,ngk->ng", steps, steps)
+        along = _dot(blocks, steps)
+        length = _dot(steps, steps)
         length[length == 0] = 1
-        gain = along * along / length
+        refitted = along / length
+        gain = along * refitted
+        gain[_strayed(extreme, refitted, bits)] *= np.float32(0.5)
         better = gain > best
         best = np.where(better, gain, best)
-        scale = np.where(better, along / length, scale)
+        scale = np.where(better, refitted, scale)
     return scale
 
 
+def _strayed(extreme: Floats, scale: Floats, bits: int) -> npt.NDArray[np.bool_]:
+    """Whether the largest weight lands below every place that `_candidates` tries in whole numbers.
+
+    Such a scale is taken only where nothing else is left: quantizing its result again would not find it.
+    """
+    lowest = 5 if bits == 4 else limits(bits)[1] - 2
+    return np.abs(extreme) < np.float32(lowest - 0.4) * np.abs(scale)
+
+
 def _least_squares(blocks: Floats, q: Floats) -> Floats:
-    length = np.einsum("ngk,ngk->ng", q, q)
+    length = _dot(q, q)
     length[length == 0] = 1
-    return np.einsum("ngk,ngk->ng", blocks, q) / length
+    return _dot(blocks, q) / length
+
+
+def _dot(one: Floats, other: Floats) -> Floats:
+    """Sums over each group: [N,G,g] x [N,G,g] -> [N,G]."""
+    sums: Floats = np.einsum("ngk,ngk->ng", one, other)
+    return sums
 
 
 def _stored(scale: Floats, otherwise: Halves | None = None) -> Halves:
@@ -252,7 +271,7 @@ def _round(blocks: Floats, scales: Halves, bits: int) -> tuple[Floats, npt.NDArr
 def _squares(blocks: Floats, q: Floats, scales: Halves) -> Floats:
     rest = q * scales.astype(np.float32)[..., None]
     np.subtract(blocks, rest, out=rest)
-    return np.einsum("ngk,ngk->ng", rest, rest)
+    return _dot(rest, rest)
 
 
 def _blocks(weight: np.ndarray, group: int) -> Floats:

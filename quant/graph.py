@@ -28,7 +28,7 @@ def tensor_of(value: ir.Value | None, node: ir.Node) -> ir.TensorProtocol:
 
 def sizes(tensor: ir.TensorProtocol) -> tuple[int, ...]:
     """Its shape as plain integers."""
-    return tuple(int(size) for size in tensor.shape)
+    return tuple(tensor.shape.numpy())
 
 
 def lazy(name: str, dtype: ir.DataType, shape: Sequence[int], read: Callable[[], np.ndarray]) -> ir.LazyTensor:
@@ -48,7 +48,7 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol, tags: Mapping[st
     name = str(tensor.name)
     if name in graph.initializers:
         raise BadInput(f"the graph already has an initializer {name}", "quantize a model only once")
-    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=name, shape=ir.Shape(sizes(tensor)), type=ir.TensorType(tensor.dtype), const_value=tensor)
     value.metadata_props.update(tags)
     graph.register_initializer(value)
     return value
@@ -100,7 +100,7 @@ class Writer:
         self.graph.insert_before(self.anchor, node)
         return node.outputs[0]
 
-    def constant(self, array: np.ndarray) -> ir.Value:
+    def constant(self, array: np.ndarray | np.float32) -> ir.Value:
         """A small constant, one initializer for all that ask for the same."""
         array = np.asarray(array)
         name = f"quant.{array.dtype}.{'.'.join(map(repr, array.reshape(-1).tolist()))}.{array.ndim}"

@@ -69,7 +69,7 @@ class Scheme:
 def _ruled(form: Form, role: str, rules: RoleRules, where: str) -> Form:
     for name, changes in rules.items():
         _check_rule(name, changes, where)
-    changes = rules.get(role)
+    changes = rules.get(role, {})
     if not changes:
         return form
     bits = changes.get("bits", form.bits)

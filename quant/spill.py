@@ -31,11 +31,13 @@ class Spilled:
 
     def q(self) -> Int8s:
         """[N,K], mapped from disk."""
-        return np.load(self.q_path, mmap_mode="r")
+        q: Int8s = np.load(self.q_path, mmap_mode="r")
+        return q
 
     def scales(self) -> Halves:
         """[N,ceil(K/group)], mapped from disk."""
-        return np.load(self.scales_path, mmap_mode="r")
+        scales: Halves = np.load(self.scales_path, mmap_mode="r")
+        return scales
 
 
 def key_of(identity: str, shape: tuple[int, ...], bits: int, group: int) -> str:
@@ -49,7 +51,7 @@ def content_of(weight: np.ndarray) -> str:
     digest = hashlib.sha256(str(weight.dtype).encode())
     rows = max(1, _READ // max(weight.shape[1] * weight.itemsize, 1))
     for start in range(0, len(weight), rows):
-        digest.update(np.ascontiguousarray(weight[start : start + rows]).view(np.uint8))
+        digest.update(np.ascontiguousarray(weight[start : start + rows]).data.cast("B"))
     return digest.hexdigest()
 
 
