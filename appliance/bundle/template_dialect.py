@@ -33,21 +33,36 @@ class GenerationBlocks(jinja2.ext.Extension):
         return caller()
 
 
+FILTERS = frozenset(
+    {
+        "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
+        "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min",
+        "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort", "string",
+        "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode", "wordcount",
+    }
+)  # fmt: skip
+"""jinja2's filters without those that write HTML, draw random numbers, or can be made to run for hours."""
+
 EXTENSIONS: tuple[type[jinja2.ext.Extension], ...] = (GenerationBlocks, jinja2.ext.loopcontrols)
 
 
-def check_syntax(source: str, where: str, error: type[ApplianceError], fix: str) -> jinja2.nodes.Template:
-    """Parse a template.
+def check_syntax(source: str, where: str, error: type[ApplianceError], fix: str) -> None:
+    """Parse a template and look for what is not offered.
 
     Raises:
-        error: it is too long, or not valid in this dialect; the message has the line.
+        error: it is too long or not valid in this dialect; the message has the line.
     """
     if len(source) > LARGEST_SOURCE:
         raise error(f"{where}: a chat template of {len(source)} characters; the limit is {LARGEST_SOURCE}", fix)
     try:
         environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS)
-        return environment.parse(source)
+        tree = environment.parse(source)
     except jinja2.TemplateSyntaxError as failure:
         raise error(f"{where}: the chat template does not compile: line {failure.lineno}: {failure.message}", fix) from None
     except RecursionError:
         raise error(f"{where}: the chat template does not compile: it is nested too deeply", fix) from None
+    for node in tree.find_all(jinja2.nodes.Filter):
+        if node.name not in FILTERS:
+            raise error(f"{where}: the chat template uses the filter {node.name!r}, line {node.lineno}; it is not offered", fix)
+    for other in tree.find_all((jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)):
+        raise error(f"{where}: the chat template wants another template, line {other.lineno}; it must stand alone", fix)
