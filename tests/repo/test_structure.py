@@ -33,7 +33,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "appliance": {"appliance"},  # config, daemon, cli and its commands compose
     "export.parity": {"export", "appliance.bundle", "appliance.targets", "appliance.runtime"},
     "export.build": {"export", "quant", "appliance.bundle", "appliance.targets"},
-    "export.command": {"export", "appliance.bundle", "appliance.targets", "appliance.config"},
+    "export.command": {
+        "export",
+        "quant",
+        "appliance.bundle",
+        "appliance.targets",
+        "appliance.config",
+        "appliance.pull",
+        "appliance.progress",
+    },
     "export": {"export", "appliance.bundle", "appliance.targets"},
     "quant": {"quant", "appliance.bundle", "appliance.targets", "appliance.runtime"},
     "tui": {"tui"},

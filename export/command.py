@@ -1,0 +1,133 @@
+"""`appliance build`: from a checkpoint to a bundle.
+
+Knows: the questions, where a name is looked up, how progress is shown. Does not know: how a bundle is made (`export.build`).
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance.errors import BadInput
+
+if TYPE_CHECKING:
+    from appliance.bundle.store import Bundle
+    from export.build import BuildRequest
+
+EXAMPLE = "appliance build smollm2-135m --target cpu"
+
+
+def build(
+    source: Annotated[str, typer.Argument(help="A GGUF file, a folder with safetensors, or the name of a pulled model.")],
+    target: Annotated[list[str] | None, typer.Option(help="What it will run on; may be given several times.")] = None,
+    scheme: Annotated[str, typer.Option(help="How it is quantized; empty = the first target's default.")] = "",
+    group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
+    name: Annotated[str, typer.Option(help="The model's id on the endpoint; empty = after the source.")] = "",
+    output: Annotated[Path | None, typer.Option(help="Folder of the bundle; by default among the installed models.")] = None,
+    context: Annotated[int, typer.Option(min=0, help="Tokens of context; 0 = what the model was made for.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Turn a checkpoint into a W4A8 bundle for this machine."""
+    from appliance import targets
+    from appliance.config import load_config
+    from export.build import BuildRequest
+    from export.build import build as make
+    from quant import schemes
+    from quant.scheme import Options
+
+    config = load_config()
+    wanted = tuple(targets.load(one, config.paths.targets) for one in target or [config.engine.target])
+    path, known_as = _find(source, config.paths.cache / "checkpoints")
+    name = name or known_as
+    chosen = scheme or wanted[0].default_scheme
+    request = BuildRequest(
+        source=path,
+        targets=wanted,
+        scheme=schemes.find(chosen, Options(group=group) if group else None),
+        destination=(output or config.paths.models / name).absolute(),
+        name=name,
+        context=context,
+        command=_again(path, wanted, chosen, group, name, context),
+    )
+    with _bars() as progress:
+        bundle = make(request, progress)
+    if as_json:
+        print(json.dumps(_facts(bundle)))
+    else:
+        _tell(bundle, request)
+
+
+def _find(source: str, checkpoints: Path) -> tuple[Path, str]:
+    """The checkpoint's path, and what to call the model."""
+    from appliance.pull.checkpoints import RECORD, open_pulled
+
+    pulled = checkpoints / source
+    if "/" not in source and (pulled / RECORD).is_file():
+        return open_pulled(pulled).model_path, source
+    path = Path(source).expanduser().absolute()
+    if not path.exists():
+        raise BadInput(
+            f"there is no file, folder or pulled model called {source}",
+            "get one (appliance pull --list) or look (appliance models)",
+        )
+    inside_pulled = (path.parent / RECORD).is_file()
+    return path, path.parent.name if inside_pulled else path.stem if path.is_file() else path.name
+
+
+def _again(path: Path, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int) -> str:
+    """The command that makes the same bundle again; the source by its file name, so that no path of this machine goes along."""
+    words = ["appliance", "build", path.name]
+    for target in targets:
+        words += ["--target", str(getattr(target, "name", target))]
+    words += ["--scheme", scheme, "--name", name]
+    words += ["--group", str(group)] if group else []
+    words += ["--context", str(context)] if context else []
+    return shlex.join(words)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    """One bar a stage on stderr, the next one begun when the stage changes."""
+    from contextlib import ExitStack
+
+    from appliance.progress import bar
+
+    with ExitStack() as stack:
+        current: dict[str, tuple[Callable[[int], None], int]] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in current or done < current[stage][1]:
+                stack.close()
+                current.clear()
+                current[stage] = (stack.enter_context(bar(stage, total)), 0)
+            advance, before = current[stage]
+            advance(done - before)
+            current[stage] = (advance, done)
+
+        yield progress
+
+
+def _facts(bundle: "Bundle") -> dict[str, object]:
+    manifest = bundle.manifest
+    return {
+        "name": manifest.name,
+        "path": str(bundle.path),
+        "hash": bundle.hash,
+        "bytes": sum(file.bytes for file in manifest.files.values()),
+        "scheme": manifest.scheme.name,
+        "targets": sorted(manifest.variants),
+        "context_length": manifest.context_length,
+    }
+
+
+def _tell(bundle: "Bundle", request: "BuildRequest") -> None:
+    facts = _facts(bundle)
+    megabytes = sum(file.bytes for file in bundle.manifest.files.values()) / 1e6
+    print(
+        f"{facts['name']}: {megabytes:.0f} MB, {facts['scheme']}, for {', '.join(sorted(bundle.manifest.variants))}, in {bundle.path}"
+    )
+    print(f'next: appliance chat {request.name} "Hello"    what it is made of: appliance show {request.name}')

@@ -1,0 +1,80 @@
+"""What stands in the repository besides code: generated pages are current, README's commands exist, nothing private."""
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+from appliance.cli import verbs
+
+ROOT = Path(__file__).resolve().parents[2]
+# Folders of one machine, at the start of a path, and hosts of package registries. Written in pieces, so that this file
+# does not hold what it looks for.
+FOLDERS = ("tm" + "p", "wo" + "rk", "ro" + "ot")
+HOSTS = ("pypi" + ".org", "python" + "hosted", "npmjs" + ".org", "debian" + ".org")
+PRIVATE = re.compile(rf"(?<![\w.\-~}}/*)])/(?:{'|'.join(FOLDERS)})/|{'|'.join(map(re.escape, HOSTS))}".encode())
+
+
+def tracked() -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_the_page_of_commands_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.PAGE.read_text(encoding="utf-8") == generate.page(), "run: make docs"
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)) + "\n".join(re.findall(r"`([^`\n]+)`", text))
+    wanted = set(re.findall(r"\bappliance ([a-z]+)\b", blocks))
+    assert wanted, "the README names no command"
+    assert wanted <= set(verbs()), wanted - set(verbs())
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", blocks)) <= targets
+
+
+def test_ci_runs_what_the_readme_says() -> None:
+    assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().endswith("exec make test")
+    assert "\nmake test\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_links_of_the_documents_lead_somewhere() -> None:
+    for page in [path for path in tracked() if path.suffix == ".md"]:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert link.startswith("https://") or (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
+
+
+def test_no_tracked_file_names_a_private_place() -> None:
+    guilty = {str(path.relative_to(ROOT)): found[0] for path in tracked() if (found := PRIVATE.search(path.read_bytes()))}
+    assert not guilty, guilty
+
+
+def test_the_search_for_private_places_finds_them() -> None:
+    for text in (f"open('/{FOLDERS[0]}/x')", f"/{FOLDERS[1]}/main", f" https://{HOSTS[0]}/simple"):
+        assert PRIVATE.search(text.encode()), text
+    for text in (f"<name>.partial/{FOLDERS[1]}/", f"{{data}}/{FOLDERS[0]}/x"):
+        assert not PRIVATE.search(text.encode()), text
+
+
+def test_lock_files_pin_and_hash_everything() -> None:
+    for name in ("requirements.lock", "requirements-test.lock"):
+        text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in text.splitlines():
+            assert re.match(r"^[a-z0-9.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line), f"{name}: {line[:80]}"
+
+
+def test_the_lock_files_agree() -> None:
+    small, large = (
+        versions((ROOT / name).read_text(encoding="utf-8")) for name in ("requirements.lock", "requirements-test.lock")
+    )
+    assert small <= large, small - large
+
+
+def versions(text: str) -> set[str]:
+    return set(re.findall(r"^([a-z0-9.-]+==[^ \\;]+)", text, re.MULTILINE))
