@@ -127,7 +127,6 @@ def _facts(bundle: "Bundle") -> dict[str, object]:
 def _tell(bundle: "Bundle", request: "BuildRequest") -> None:
     facts = _facts(bundle)
     megabytes = sum(file.bytes for file in bundle.manifest.files.values()) / 1e6
-    print(
-        f"{facts['name']}: {megabytes:.0f} MB, {facts['scheme']}, for {', '.join(sorted(bundle.manifest.variants))}, in {bundle.path}"
-    )
+    targets = ", ".join(sorted(bundle.manifest.variants))
+    print(f"{facts['name']}: {megabytes:.0f} MB, {facts['scheme']}, for {targets}, in {bundle.path}")
     print(f'next: appliance chat {request.name} "Hello"    what it is made of: appliance show {request.name}')
