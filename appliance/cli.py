@@ -8,6 +8,7 @@ are read from the source text, so that help imports no verb; a verb is imported 
 """
 
 import ast
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -28,7 +29,8 @@ from appliance import commands
 from appliance.errors import ApplianceError, StorageError
 
 GROUP = "appliance.commands"
-FULL_DISK = (28, 122)  # ENOSPC, EDQUOT
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = command().main(args=arguments or ["--help"], prog_name="appliance", standalone_mode=False)
         sys.stdout.flush()
+        if result == INTERRUPTED:  # how the parser hands on Ctrl-C
+            return _fail("interrupted", INTERRUPTED)
         return result if isinstance(result, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe went away ("appliance models | head"): that is no failure worth a word.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -49,9 +49,10 @@ def pull(
 
     folder = load_config().paths.cache / "checkpoints"
     kind = find(source)
-    asked = str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
+    local = Path(source).expanduser()
+    asked = str(local.resolve()) if local.exists() else source
     # Files on this machine are looked at again: they may have changed, and looking costs nothing.
-    there = None if asked != source else asked_before(folder, asked, name)
+    there = None if local.exists() else asked_before(folder, asked, name)
     pulled = there or take(
         kind.look(source, Wishes(tuple(include or ()), endpoint)), folder, asked=asked, name=name, sha256=sha256, accept=accept
     )

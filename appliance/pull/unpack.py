@@ -84,6 +84,7 @@ def _extract(
     require_space(folder, size - sum(_there(folder / names[name]) for name in members))
     with bar(f"Unpacking {wheel.name}", size, "bytes") as advance:
         for name, info in members.items():
+            safe_name(name, str(wheel))  # as the archive has it, too: a common folder that was taken away may be ".."
             if stat.S_ISLNK(info.external_attr >> 16):
                 raise CheckpointError(f"{wheel}: {name} is a symbolic link", "do not use this wheel")
             target = folder / safe_name(names[name], str(wheel))

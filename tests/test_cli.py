@@ -1,0 +1,150 @@
+"""The command line: verbs are found, endings become one line and an exit code, help is fast and complete."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance import cli, errors
+
+
+@pytest.fixture
+def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Adds a verb `act` with the given body to those that are there, as one more file of the folder."""
+
+    def add(body: str) -> None:
+        lines = [f"    {line}" for line in body.splitlines()]
+        (tmp_path / "act.py").write_text(
+            'EXAMPLE = "appliance act 7"\n\n\ndef act(number: int = 1):\n    """Do it."""\n' + "\n".join(lines)
+        )
+        monkeypatch.setattr("appliance.commands.__path__", [*cli.commands.__path__, str(tmp_path)])
+        sys.modules.pop("appliance.commands.act", None)
+
+    return add
+
+
+def lines_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line]
+
+
+def test_a_file_in_the_folder_is_a_verb(verb: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    verb("print('number', number)\nreturn 7")
+    assert cli.verbs()["act"].summary == "Do it."
+    assert cli.main(["act", "--number", "5"]) == 7
+    assert capsys.readouterr().out == "number 5\n"
+    assert cli.main(["--help"]) == 0
+    assert "$ appliance act 7" in capsys.readouterr().out
+
+
+def test_every_verb_has_a_summary_and_an_example_of_itself() -> None:
+    for verb in cli.verbs().values():
+        assert verb.summary, verb.name
+        assert verb.example.startswith(f"appliance {verb.name}"), verb.name
+
+
+def test_an_entry_point_whose_module_is_missing_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+
+    points = [
+        importlib.metadata.EntryPoint("gone", "export.no_such_module:gone", cli.GROUP),
+        importlib.metadata.EntryPoint("elsewhere", "no_such_package.x:elsewhere", cli.GROUP),
+        importlib.metadata.EntryPoint("nameless", "appliance.errors:nameless", cli.GROUP),
+        importlib.metadata.EntryPoint("demo", "demo.fetch:main", cli.GROUP),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    names = set(cli.verbs())
+    assert not names & {"gone", "elsewhere", "nameless"}
+    assert "demo" in names
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "line"),
+    [
+        (
+            "from appliance.errors import CheckpointError\nraise CheckpointError('x is no y', 'do z')",
+            2,
+            "appliance: x is no y; do z",
+        ),
+        ("from appliance.errors import StorageError\nraise StorageError('full\\nup')", 4, "appliance: full up"),
+        ("raise KeyboardInterrupt", 130, "appliance: interrupted"),
+        (
+            "raise OSError(28, 'No space left on device', '/x')",
+            4,
+            "appliance: cannot write /x: No space left on device; free some space",
+        ),
+        ("raise ValueError('odd\\n  thing')", 1, "appliance: unexpected ValueError: odd thing; this is a fault of the program"),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(
+    verb: Callable[[str], None], capsys: pytest.CaptureFixture[str], body: str, code: int, line: str
+) -> None:
+    verb(body)
+    assert cli.main(["act"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(lines_of(err)) == 1
+    assert err.startswith(line)
+
+
+def test_debug_shows_the_trace_that_the_line_promises(verb: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    verb("raise ValueError('odd')")
+    cli.main(["act", "--number", "3"])
+    line = capsys.readouterr().err
+    assert "Traceback" not in line
+    again = line.rsplit("its trace: appliance ", 1)[1].split()
+    assert again == ["--debug", "act", "--number", "3"]
+    assert cli.main(again) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fly"], "fly"),
+        (["act", "--numbre", "3"], "--numbre"),
+        (["act", "--number", "three"], "integer"),
+        (["act", "--number"], "--number"),
+        (["act", "surplus"], "surplus"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line_and_exit_code_2(
+    verb: Callable[[str], None], capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    verb("pass")
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(lines_of(err)) == 1
+    assert said in err
+    assert "--help" in err
+
+
+def test_every_error_class_has_its_documented_exit_code() -> None:
+    codes = {kind.__name__: kind.exit_code for kind in vars(errors).values() if isinstance(kind, type)}
+    assert set(codes.values()) <= {1, 2, 3, 4, 5, 130}, codes
+
+
+def test_help_imports_no_verb_and_is_fast() -> None:
+    heavy = ("onnxruntime", "onnx", "numpy", "pydantic", "fastapi", "httpx", "huggingface_hub", "appliance.commands.")
+    check = "import sys; from appliance.cli import main; main(['--help']); "
+    check += f"print([name for name in sys.modules if name.startswith({heavy!r})])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    best = min(timed([sys.executable, "-m", "appliance.cli", "--help"]) for _ in range(3))
+    assert best < 0.5, f"appliance --help took {best:.2f} s"
+
+
+def timed(call: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(call, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - start
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    call = f"{sys.executable} -c 'from appliance.cli import main; import sys; sys.exit(main([\"--help\"]))' | head -c 1"
+    done = subprocess.run(["sh", "-c", call], capture_output=True, text=True)
+    assert done.stderr == ""
