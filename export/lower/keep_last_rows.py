@@ -24,17 +24,14 @@ def wanted(flags: Flags) -> bool:
 def run(model: ir.Model, target: Target, step: Step) -> None:
     """Rewrite every KeepLast. `logits_to_keep` is a graph input with a default of 1; more than S keeps all."""
     graph = model.graph
+    first = Nodes(graph, "/model/keep_last", graph[0]).value("Neg", [_keep(graph)])
     for node in nodes_of(graph, vocabulary.KEEP_LAST):
         at = Nodes(graph, "/model/keep_last", node)
-        first = at.value("Neg", [_keep(graph)])
         end = at.ints(np.iinfo(np.int64).max)
         replace(graph, node, [at.value("Slice", [node.inputs[0], first, end, at.ints(1)])])
 
 
 def _keep(graph: ir.Graph) -> ir.Value:
-    known = graph.initializers.get(vocabulary.LOGITS_TO_KEEP)
-    if known is not None:
-        return known
     name = vocabulary.LOGITS_TO_KEEP
     value = add_initializer(graph, name, ir.tensor(np.array([1], np.int64), name=name), {})
     graph.inputs.append(value)

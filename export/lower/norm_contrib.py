@@ -46,6 +46,8 @@ def run(model: ir.Model, target: Target, step: Step) -> None:
         fused.outputs[1].name = fused.outputs[2].name = ""
         replace(graph, node, [fused.outputs[0]])
         replace(graph, add, [fused.outputs[3]])
+        if not fused.outputs[3].uses():
+            fused.outputs[3].name = ""  # nobody reads the sum: the kernel need not write it
 
 
 def _residual(node: ir.Node) -> bool:
