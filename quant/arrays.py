@@ -205,7 +205,7 @@ def _search(blocks: Floats, bits: int) -> Floats:
     most, least = blocks.max(-1), blocks.min(-1)
     extreme = np.where(-least > most, least, most)
     # Below half the smallest float16 nothing but zeros can be stored; leaving such groups at 0 also keeps 1/x finite.
-    inverse: Floats = np.divide(1, extreme, out=np.zeros_like(extreme), where=np.abs(extreme) >= _SMALLEST_SCALE / 2)
+    inverse: Floats = np.divide(1, extreme, out=np.zeros_like(extreme), where=np.abs(extreme) >= float(_SMALLEST_SCALE) / 2)
     steps = np.empty_like(blocks)
     best, scale = np.full_like(extreme, -1), np.zeros_like(extreme)
     for place in _candidates(bits):

@@ -7,6 +7,7 @@ what a target's graph looks like (`quant.emit`).
     Embedding(ids, weight)     ->  QuantEmbedding(ids, q, scales)        bits, group
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,11 @@ class Kept:
     bytes: int
     reason: str
 
+    @property
+    def parameters(self) -> int:
+        """Its numbers if they are weights of the model: 0 for a computed table or a constant."""
+        return math.prod(self.shape) if self.role not in ("", "rope") else 0
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -76,6 +82,11 @@ class Decision:
     target: str
     matrices: tuple[Matrix, ...]
     kept: tuple[Kept, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model, tied ones once; computed tables and constants are none."""
+        return sum(matrix.parameters for matrix in self.matrices) + sum(one.parameters for one in self.kept)
 
 
 @dataclass(frozen=True)

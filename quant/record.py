@@ -14,7 +14,6 @@ from quant.decide import Decision, Kept, Matrix
 from quant.scheme import Options
 
 _SCALE_BYTES = {"float16": 2, "float32": 4}
-_NOT_PARAMETERS = ("", "rope")
 
 
 def matrix_bytes(matrix: Matrix, scale_dtype: str = "float16") -> int:
@@ -32,15 +31,14 @@ def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
     matrices, kept = decision.matrices, decision.kept
     tables = [matrix for matrix in matrices if set(matrix.roles) & {"embed", "head"}]
     body = [matrix for matrix in matrices if matrix not in tables]
-    weights = [one for one in kept if one.role not in _NOT_PARAMETERS]
-    in_body = [one for one in weights if one.role not in ("embed", "head")]
+    in_body = [one for one in kept if one.parameters and one.role not in ("embed", "head")]
     return {
         "scheme": decision.scheme.name,
         "options": _options(decision.scheme.options),
         "target": decision.target,
-        "parameters": parameters(decision),
-        "bits_per_weight": _bits(matrices, kept, weights, scale_dtype),
-        "bits_per_body_weight": _bits(body, in_body, in_body, scale_dtype),
+        "parameters": decision.parameters,
+        "bits_per_weight": _bits(matrices, kept, scale_dtype),
+        "bits_per_body_weight": _bits(body, in_body, scale_dtype),
         "bytes_by_role": _bytes_by_role(decision, scale_dtype),
         "activations": {role: form.activation for role, form in sorted(summary(decision, scale_dtype).roles.items())},
         "snr_db_by_role": _snr_by_role(matrices),
@@ -70,11 +68,11 @@ def summary(decision: Decision, scale_dtype: str = "float16") -> SchemeSummary:
                 parameters=(old.parameters if old else 0) + (matrix.parameters if mine else 0),
             )
     for one in decision.kept:
-        if one.role in _NOT_PARAMETERS:
+        if not one.parameters:
             continue
-        old, count = roles.get(one.role), int(np.prod(one.shape, dtype=np.int64))
+        old, count = roles.get(one.role), one.parameters
         roles[one.role] = WeightForm(
-            bits=8 * one.bytes // max(count, 1),
+            bits=8 * one.bytes // count,
             group=0,
             activation="float",
             bytes=(old.bytes if old else 0) + one.bytes,
@@ -83,21 +81,14 @@ def summary(decision: Decision, scale_dtype: str = "float16") -> SchemeSummary:
     return SchemeSummary(name=decision.scheme.name, roles=dict(sorted(roles.items())))
 
 
-def parameters(decision: Decision) -> int:
-    """Weights of the model, tied ones once; computed tables are none."""
-    kept = sum(int(np.prod(one.shape, dtype=np.int64)) for one in decision.kept if one.role not in _NOT_PARAMETERS)
-    return kept + sum(matrix.parameters for matrix in decision.matrices)
-
-
 def _options(options: Options) -> dict[str, Any]:
     return {"group": options.group, "roles": {role: dict(changes) for role, changes in options.roles.items()}}
 
 
-def _bits(matrices: Iterable[Matrix], kept: Iterable[Kept], weights: Iterable[Kept], scale_dtype: str) -> float | None:
+def _bits(matrices: Iterable[Matrix], kept: Iterable[Kept], scale_dtype: str) -> float | None:
     """Bytes of all these tensors x 8 / parameters. None when there are no parameters."""
-    matrices = list(matrices)
-    count = sum(matrix.parameters for matrix in matrices)
-    count += sum(int(np.prod(one.shape, dtype=np.int64)) for one in weights)
+    matrices, kept = list(matrices), list(kept)
+    count = sum(matrix.parameters for matrix in matrices) + sum(one.parameters for one in kept)
     size = sum(matrix_bytes(matrix, scale_dtype) for matrix in matrices) + sum(one.bytes for one in kept)
     return round(8 * size / count, 4) if count else None
 

@@ -1,0 +1,63 @@
+"""Which form a role gets."""
+
+import pytest
+
+from appliance import targets
+from appliance.bundle.vocabulary import FLOAT_ROLES, ROLES
+from appliance.errors import TargetError
+from quant.scheme import FLOAT, Form, Options
+from quant.schemes import find, known
+
+
+def test_every_file_is_a_scheme_under_its_own_name() -> None:
+    assert known() == ["float", "w4a8", "w8a8"]
+    for name in known():
+        assert find(name).name == name and find(name).summary
+
+
+def test_every_target_names_a_scheme_that_exists() -> None:
+    for name in targets.names():
+        assert targets.load(name).default_scheme in known()
+
+
+def test_an_unknown_scheme_names_the_nearest() -> None:
+    with pytest.raises(TargetError, match='unknown scheme "w4a9"; did you mean "w4a8"'):
+        find("w4a9")
+
+
+def test_roles_choose_the_form() -> None:
+    scheme = find("w4a8")
+    assert scheme.form("mlp.down") == Form(4, 64, "block-dynamic")
+    assert scheme.form("head") == scheme.form("embed") == Form(8, 64, "block-dynamic")
+    assert {find("float").form(role) for role in ROLES} == {FLOAT}
+    assert {find("w8a8").form(role).bits for role in ROLES - FLOAT_ROLES} == {8}
+
+
+@pytest.mark.parametrize("name", ["w4a8", "w8a8", "float"])
+def test_some_roles_stay_float_in_every_scheme(name: str) -> None:
+    assert {find(name).form(role) for role in FLOAT_ROLES} == {FLOAT}
+
+
+def test_options_win_over_the_target_and_the_target_over_the_scheme() -> None:
+    target = {"mlp.down": {"bits": 8, "group": 32}, "head": {"group": 128}}
+    scheme = find("w4a8", Options(group=128, roles={"mlp.down": {"group": 64}, "attn.v": {"bits": 0}}))
+    assert scheme.form("mlp.down", target) == Form(8, 64, "block-dynamic")
+    assert scheme.form("head", target) == Form(8, 128, "block-dynamic")
+    assert scheme.form("attn.v", target) == FLOAT
+    assert scheme.form("attn.q", target) == Form(4, 128, "block-dynamic")
+    assert find("float", Options(roles={"head": {"bits": 8}})).form("head") == Form(8, 64, "block-dynamic")
+    assert find("float", Options(group=32)).form("attn.q") == FLOAT
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"mlp.dwon": {"bits": 8}}, 'unknown role "mlp.dwon"; did you mean "mlp.down"'),
+        ({"mlp.down": {"bit": 8}}, 'unknown key "bit"'),
+        ({"mlp.down": {"bits": 3}}, "asks for 3 bits"),
+        ({"norm": {"bits": 8}}, "role norm always stays float"),
+    ],
+)
+def test_a_wrong_rule_is_named(rules: dict[str, dict[str, int]], message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        find("w4a8", Options(roles=rules)).form("attn.q")
