@@ -57,12 +57,16 @@ def check_syntax(source: str, where: str, error: type[ApplianceError], fix: str)
     try:
         environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS)
         tree = environment.parse(source)
+        filters = list(tree.find_all(jinja2.nodes.Filter))
+        wanted = list(
+            tree.find_all((jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends))
+        )
     except jinja2.TemplateSyntaxError as failure:
         raise error(f"{where}: the chat template does not compile: line {failure.lineno}: {failure.message}", fix) from None
     except RecursionError:
         raise error(f"{where}: the chat template does not compile: it is nested too deeply", fix) from None
-    for node in tree.find_all(jinja2.nodes.Filter):
+    for node in filters:
         if node.name not in FILTERS:
             raise error(f"{where}: the chat template uses the filter {node.name!r}, line {node.lineno}; it is not offered", fix)
-    for other in tree.find_all((jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)):
+    for other in wanted:
         raise error(f"{where}: the chat template wants another template, line {other.lineno}; it must stand alone", fix)

@@ -16,7 +16,7 @@ import jinja2
 from appliance.bundle.store import Bundle
 from appliance.bundle.template_dialect import check_syntax
 from appliance.errors import BundleError, RequestError
-from appliance.runtime.template_limits import BUDGET, Budget, LimitedEnvironment, Namespace, check_size
+from appliance.runtime.template_limits import BUDGET, Budget, LimitedEnvironment, LimitExceeded, Namespace, check_size
 
 SPECIAL_TOKENS = "special_tokens_map.json"
 FIX = "build the bundle again"
@@ -91,6 +91,8 @@ class ChatTemplate:
             return self._template.render(given)
         except RequestError:
             raise
+        except LimitExceeded as failure:
+            raise RequestError(str(failure), "shorten the conversation or use another model", param="messages") from None
         except Exception as failure:  # a stranger's program: it may raise anything, and all of it means the same
             raise RequestError(
                 f"the model's chat template cannot show this conversation: {_line(failure)}",
