@@ -114,9 +114,7 @@ class EngineSettings(StrictModel):
     """How models run."""
 
     target: str = Field(default="cpu", description="Which of a bundle's graphs to run; `appliance doctor` lists what there is.")
-    threads: int = Field(
-        default=0, ge=0, le=1024, description="Threads of one model; 0 = one for each processor this process may use."
-    )
+    threads: int = Field(default=0, ge=0, le=1024, description="Threads of one model; 0 = one for each physical core.")
 
 
 class Log(StrictModel):

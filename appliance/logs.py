@@ -22,9 +22,13 @@ def configure_logs(log: Log) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if text:
-        shown: list[structlog.types.Processor] = [structlog.dev.ConsoleRenderer()]
+        shown: list[structlog.types.Processor] = [
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        ]
     else:
-        shown = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Without the values of local variables: they hold prompts, and prompts are never logged.
+        bare = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        shown = [structlog.processors.ExceptionRenderer(bare), structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[*shared, *shown],
         wrapper_class=structlog.make_filtering_bound_logger(log.level),

@@ -4,7 +4,8 @@
                                    (one wakeup for everything that is ready)
 
 Knows: threads and the loop. Does not know: HTTP or what events mean.
-The queue holds at most one answer, which the context length bounds, so a slow client never holds up a decode step.
+The queue is bounded: when a slow client lets it fill, the pump stops taking events, and the engine's own buffer does what
+it does for a slow reader. Neither holds up a decode step.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 
 from appliance.engine.protocol import Event, Stream
+
+PENDING = 64  # events that wait for the loop
 
 
 class Bridge:
@@ -27,7 +30,8 @@ class Bridge:
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._ready = asyncio.Event()
-        self._lock = threading.Lock()  # guards _stream and _cancelled: cancel may come before the stream is there
+        # Guards _stream and _cancelled, for cancel may come before the stream is there; tells the pump of room.
+        self._changed = threading.Condition()
         self._stream: Stream | None = None
         self._cancelled = False
         self._woken = False
@@ -44,6 +48,9 @@ class Bridge:
             batch = []
             while self._events:
                 batch.append(self._events.popleft())
+            if len(batch) >= PENDING:
+                with self._changed:
+                    self._changed.notify()
             if batch:
                 return batch
             if ended:
@@ -54,8 +61,9 @@ class Bridge:
 
     def cancel(self) -> None:
         """Ask the engine to stop within a step; the events then end. Harmless when it is over."""
-        with self._lock:
+        with self._changed:
             self._cancelled = True
+            self._changed.notify()
             stream = self._stream
         if stream is not None:
             stream.cancel()
@@ -63,12 +71,15 @@ class Bridge:
     def _pump(self) -> None:
         try:
             stream = self._open()
-            with self._lock:
+            with self._changed:
                 self._stream = stream
                 cancelled = self._cancelled
             if cancelled:
                 stream.cancel()
             for event in stream:
+                if len(self._events) >= PENDING:
+                    with self._changed:
+                        self._changed.wait_for(lambda: len(self._events) < PENDING or self._cancelled)
                 self._events.append(event)
                 self._wake()
         except BaseException as failure:  # handed over whole: `events` raises it on the loop

@@ -17,7 +17,7 @@ def serve(
     host: str = typer.Option("", "--host", help="Address to listen on instead of the configured ones."),
     port: int = typer.Option(-1, "--port", "-p", min=-1, max=65535, help="Port; 0 = any free one.", show_default=False),
     threads: int = typer.Option(
-        -1, "--threads", min=-1, max=1024, help="Threads of one model; 0 = all processors.", show_default=False
+        -1, "--threads", min=-1, max=1024, help="Threads of one model; 0 = all physical cores.", show_default=False
     ),
     config: Path | None = typer.Option(None, "--config", help="Settings file instead of the usual one."),
 ) -> int:
@@ -29,11 +29,9 @@ def serve(
 
     settings = override(load_config(config), model=model, host=host, port=port, threads=threads)
     configure_logs(settings.log)
-    engine = settings.engine
-    models = settings.models
-    pool = ModelPool(
-        settings.paths.models, open_onnx(engine.target, engine.threads), default=models.default, aliases=models.aliases
-    )
+    engine, models = settings.engine, settings.models
+    open_engine = open_onnx(engine.target, engine.threads, settings.paths.targets)
+    pool = ModelPool(settings.paths.models, open_engine, default=models.default, aliases=models.aliases)
     if model:
         pool.find(model)  # an unknown name is refused before anything is bound
     Daemon(settings, pool).run()

@@ -47,14 +47,20 @@ class _Place:
     status: Status = Status("unloaded")
 
 
-def open_onnx(target: str, threads: int) -> Open:
-    """Engines on onnxruntime: `target` names the graphs, `threads` 0 means one for each processor."""
+def open_onnx(target: str, threads: int, targets: Path | None = None) -> Open:
+    """Engines on onnxruntime.
+
+    Args:
+        target: whose graphs of a bundle to run.
+        threads: of one step; 0 = one for each physical core.
+        targets: folder with vendors' own target files.
+    """
 
     def open_engine(bundle: Bundle) -> Engine:
         # Pulls in onnxruntime, numpy and the tokenizer: half a second that only a process that runs models should pay.
         from appliance.engine.onnx import OnnxEngine
 
-        return OnnxEngine(bundle, target=target, threads=threads)
+        return OnnxEngine(bundle, target=target, threads=threads, targets=targets)
 
     return open_engine
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import structlog
 
 from appliance.config import Config, Log, Models, Paths, Server
 from appliance.daemon import Daemon
@@ -62,20 +63,43 @@ def running(daemon: Daemon) -> Iterator[str]:
         assert not thread.is_alive()
 
 
+@pytest.fixture(autouse=True)
+def quiet_log() -> Iterator[None]:
+    """Errors only, as plain text; what was configured before is put back."""
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[plain], wrapper_class=structlog.make_filtering_bound_logger("error"))
+    yield
+    structlog.reset_defaults()
+
+
+def start_daemon(cleanup: contextlib.ExitStack, folder: Path, engine: FakeEngine | None = None, **server: object) -> Served:
+    """A daemon over `engine` and the bundles in `folder`, stopped by `cleanup`."""
+    engine = engine or FakeEngine()
+    config = make_config(folder, **server)
+    pool = ModelPool(config.paths.models, lambda bundle: engine, aliases=config.models.aliases)
+    url = cleanup.enter_context(running(Daemon(config, pool)))
+    http = cleanup.enter_context(httpx.Client(base_url=url, timeout=10))
+    client = cleanup.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10))
+    return Served(url, http, client, engine, pool, config)
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """Start daemons; each is stopped when the test ends."""
     with contextlib.ExitStack() as cleanup:
 
         def start(engine: FakeEngine | None = None, install: bool = True, **server: object) -> Served:
-            engine = engine or FakeEngine()
-            config = make_config(tmp_path, **server)
             if install:
-                install_bundle(config.paths.models)
-            pool = ModelPool(config.paths.models, lambda bundle: engine, aliases=config.models.aliases)
-            url = cleanup.enter_context(running(Daemon(config, pool)))
-            http = cleanup.enter_context(httpx.Client(base_url=url, timeout=10))
-            client = cleanup.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10))
-            return Served(url, http, client, engine, pool, config)
+                install_bundle(tmp_path / "models")
+            return start_daemon(cleanup, tmp_path, engine, **server)
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One daemon for the tests of a file that leave no trace in it."""
+    folder = tmp_path_factory.mktemp("appliance")
+    install_bundle(folder / "models")
+    with contextlib.ExitStack() as cleanup:
+        yield start_daemon(cleanup, folder)

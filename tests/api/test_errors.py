@@ -25,8 +25,9 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def served(serve: Serve) -> Served:
-    return serve()
+def served(shared_daemon: Served) -> Served:
+    shared_daemon.engine.requests.clear()
+    return shared_daemon
 
 
 @pytest.mark.parametrize(
