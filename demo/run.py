@@ -63,8 +63,8 @@ def build_once(config: Path) -> None:
         return
     except Failed:
         pass  # not there, or damaged: the build replaces it, and says so when it cannot
-    model = json.loads(run(config, "pull", STARTER, "--yes", "--json"))["model"]
-    print(run(config, "build", model, "--target", TARGET, "--name", STARTER), end="")
+    print(run(config, "pull", STARTER, "--yes"), end="")
+    print(run(config, "build", STARTER, "--target", TARGET), end="")
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Fixtures of all tests: where the starter model is, and a home of its own for every test that reads settings."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +28,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which tests were not run: a green run must not pass for more than it was."""
-    left_out = terminalreporter.stats.get("deselected", [])
-    if left_out:
-        terminalreporter.section(f"not run here: {len(left_out)} (make test-full runs them all)")
-        for item in left_out:
-            terminalreporter.line(item.nodeid)
+class LeftOut:
+    """Names of the tests that a marker or a word on the command line left out, gathered from the workers too."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self.names |= {item.nodeid for item in items}
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)  # there only on a worker of pytest-xdist
+        if output is not None:
+            output["left_out"] = sorted(self.names)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.names |= set(getattr(node, "workeroutput", {}).get("left_out", ()))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """A green run must not pass for more than it was."""
+        if self.names:
+            terminalreporter.section(f"not run here: {len(self.names)} (make test-full runs all)")
+            for name in sorted(self.names):
+                terminalreporter.line(name)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LeftOut(), "left-out")

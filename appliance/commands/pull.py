@@ -60,7 +60,7 @@ def pull(
         print(json.dumps(pulled.record.model_dump() | {"path": str(pulled.path), "model": str(pulled.model_path)}))
         return
     print(f"{pulled.record.name}: {_megabytes(pulled.bytes)} in {pulled.path}")
-    print(f"next: appliance build {pulled.model_path}")
+    print(f"next: appliance build {pulled.record.name}")
 
 
 def _show_forms(as_json: bool) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 
 from appliance.errors import CheckpointError, NotFound, Unavailable
-from appliance.pull.files import PIECE
 
 TRIES = 5
 OK, PARTIAL, OUT_OF_RANGE = 200, 206, 416
@@ -69,7 +68,7 @@ def _continue(http: httpx.Client, url: str, target: Path, advance: Callable[[int
         if have and not resumed:
             advance(-have)
         with open(target, "ab" if resumed else "wb") as file:
-            for piece in answer.iter_bytes(PIECE // 4):
+            for piece in answer.iter_bytes():  # as it comes: a larger piece would be lost whole in a break
                 file.write(piece)
                 advance(len(piece))
 
