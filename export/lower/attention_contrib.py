@@ -12,7 +12,8 @@ Source: onnxruntime, ContribOperators.md, GroupQueryAttention.
     cos, sin ----------------------------+
 
 A past of the buffer's full length makes the present just as long, so that both may be one buffer: the kernel writes the
-new rows behind the valid ones and leaves the rest.
+new rows behind the valid ones and leaves the rest. Over a past it takes several new tokens for a batch of one, or one
+new token for a batch of any size (onnxruntime 1.32 refuses the rest).
 """
 
 import onnx_ir as ir
