@@ -58,7 +58,7 @@ def open_model(bundle: Bundle, target: str, threads: int, targets: Path | None =
     from appliance.runtime.chat_template import load_chat_template
 
     tokenizer = load_tokenizer(bundle)
-    template = load_chat_template(bundle)
+    template = load_chat_template(bundle, tokenizer)
     defaults = load_defaults(bundle)
     return OpenModel(bundle.manifest.name, open_decoder(bundle, target, threads, targets=targets), tokenizer, template, defaults)
 
