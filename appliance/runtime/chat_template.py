@@ -17,6 +17,7 @@ from appliance.bundle.store import Bundle
 from appliance.bundle.template_dialect import check_syntax
 from appliance.errors import BundleError, RequestError
 from appliance.runtime.template_limits import BUDGET, Budget, LimitedEnvironment, LimitExceeded, Namespace, check_size
+from appliance.runtime.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = "special_tokens_map.json"
 FIX = "build the bundle again"
@@ -121,8 +122,10 @@ class ChatTemplate:
         return found
 
 
-def load_chat_template(bundle: Bundle) -> ChatTemplate | None:
+def load_chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The bundle's template; None when its model has none.
+
+    Begin and end tokens that the bundle does not name are written as the tokenizer writes them.
 
     Raises:
         BundleError: a file is damaged, or the template does not compile.
@@ -138,6 +141,10 @@ def load_chat_template(bundle: Bundle) -> ChatTemplate | None:
         raise BundleError(f"{path}: the template or its special tokens cannot be read: {failure}", FIX) from None
     if not isinstance(tokens, dict) or not all(isinstance(text, str) for text in tokens.values()):
         raise BundleError(f"{path.with_name(SPECIAL_TOKENS)}: not names and texts of tokens", FIX)
+    info = bundle.manifest.tokenizer
+    for name, token in (("bos_token", info.bos), ("eos_token", info.eos[0] if info.eos else None)):
+        if token is not None:
+            tokens.setdefault(name, tokenizer.token_bytes(token).decode("utf-8", "replace"))
     return ChatTemplate(source, tokens, str(path))
 
 
