@@ -3,8 +3,9 @@
 Knows: names and shapes of a llama's weights. Does not know: how any lowering works.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from appliance.runtime.providers import SessionChoice, cpu
 from appliance.runtime.static_decoder import StaticDecoder
 from appliance.targets.capabilities import Flags, Target, WeightForms
 from export import lower
+from tests import checkpoints
 
 CHUNK, CONTEXT = 8, 48
 
@@ -88,6 +90,31 @@ def random_checkpoint(config: Mapping[str, Any], seed: int) -> MemoryCheckpoint:
     if not config["tie_word_embeddings"]:
         made["lm_head.weight"] = rng.normal(0, spread, (config["vocab_size"], hidden))
     return MemoryCheckpoint(config, {name: array.astype(np.float32) for name, array in made.items()})
+
+
+def confident_checkpoint(config: Mapping[str, Any], seed: int) -> MemoryCheckpoint:
+    """Weights of a model that is as sure of its next token as a trained one: logits lead by several units.
+
+    Every token has a successor, whose row of the (untied) head points along the token's own embedding; what layers add to
+    the stream is of about the embedding's size, so the context decides too.
+    """
+    assert not config["tie_word_embeddings"]
+    plain = random_checkpoint(config, seed)
+    rng = np.random.default_rng([seed, 1])
+    count, hidden = plain.weights["model.embed_tokens.weight"].shape
+    table = rng.normal(0, 3, (count, hidden)).astype(np.float32)
+    head = np.empty_like(table)
+    head[rng.permutation(count)] = table * np.float32(2 / 3 / np.sqrt(hidden))
+    return replace(plain, weights={**plain.weights, "model.embed_tokens.weight": table, "lm_head.weight": head})
+
+
+def write_checkpoint(folder: Path, checkpoint: MemoryCheckpoint) -> Path:
+    """The checkpoint as a folder of safetensors with a byte tokenizer."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(checkpoint.config))
+    checkpoints.save(folder / "model.safetensors", checkpoint.weights)
+    checkpoints.write_tokenizer(folder / "tokenizer.json", checkpoint.config["vocab_size"])
+    return folder
 
 
 def open_pair(build: Callable[[], ir.Model], folder: Path, chunk: int = CHUNK, context: int = CONTEXT) -> StaticDecoder:
