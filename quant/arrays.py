@@ -207,7 +207,8 @@ def _search(blocks: Floats, bits: int) -> Floats:
     # Below half the smallest float16 nothing but zeros can be stored; leaving such groups at 0 also keeps 1/x finite.
     inverse: Floats = np.divide(1, extreme, out=np.zeros_like(extreme), where=np.abs(extreme) >= float(_SMALLEST_SCALE) / 2)
     steps = np.empty_like(blocks)
-    best, scale = np.full_like(extreme, -1), np.zeros_like(extreme)
+    best = np.full_like(extreme, -1)
+    scale: Floats = np.zeros_like(extreme)
     for place in _candidates(bits):
         np.multiply(blocks, (inverse * np.float32(place))[..., None], out=steps)
         np.rint(steps, out=steps)

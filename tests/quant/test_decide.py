@@ -1,5 +1,7 @@
 """The decision on a canonical graph: who is quantized, what is kept, what is refused, how it resumes."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +168,16 @@ def test_a_stop_in_the_middle_of_a_matrix_leaves_no_file(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(spill, "fit", stop)
     with pytest.raises(KeyboardInterrupt):
+        decide_on(linear_model(Weight("proj.weight", "attn.q", table())), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_said_before_it_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
         decide_on(linear_model(Weight("proj.weight", "attn.q", table())), tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -11,7 +11,7 @@ import pytest
 from appliance.errors import TargetError
 from quant.decide import decide
 from quant.emit import emit
-from quant.scheme import Options
+from quant.scheme import Form, Options, Scheme
 from quant.schemes import find
 from tests.quant.canonical import Weight, emulate, inputs, linear_model, session, target, tied_model
 
@@ -154,6 +154,59 @@ def test_saving_twice_gives_identical_bytes(tmp_path: Path) -> None:
             session(model, tmp_path / form / run)
         for file in ("model.onnx", "model.data"):
             assert (tmp_path / form / "a" / file).read_bytes() == (tmp_path / form / "b" / file).read_bytes()
+
+
+def test_a_four_bit_table_picks_the_right_rows(tmp_path: Path) -> None:
+    """GatherBlockQuantized takes 8 as zero for packed uint8 of 4 bits; MatMulNBits must agree on the same bytes."""
+    seed, rng = fresh()
+    model = tied_model(rng.standard_normal((50, 96)).astype(np.float32))
+    options = Options(roles={"embed": {"bits": 4}, "head": {"bits": 4}})
+    decide(model, find("w4a8", options), target("cpu"), tmp_path / "work")
+    q, scales = (model.graph.initializers[f"embed.weight.{part}"].const_value.numpy().copy() for part in ("q", "scales"))
+    emit(model, target("cpu"))
+    rows = session(model, tmp_path).run(["rows"], {"ids": np.arange(50)[None]})[0][0]
+    assert np.array_equal(rows, q * np.repeat(scales.astype(np.float32), 64, axis=1)[:, :96]), f"seed {seed}"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bytes_without_their_zero_point_are_other_weights(bits: int, tmp_path: Path) -> None:
+    """Two's complement in B, which other operators take, is wrong here; the check above would see it."""
+    _, rng = fresh()
+    model = linear_model(Weight("proj.weight", "attn.q", rng.standard_normal((24, 64)).astype(np.float32)))
+    decide(model, find("w4a8", Options(roles={"attn.q": {"bits": bits}})), target("cpu"), tmp_path / "work")
+    q, scales = decided(model)
+    emit(model, target("cpu"))
+    weight = model.graph.initializers[f"proj.weight.q{bits}"]
+    flip = 0x88 if bits == 4 else 0x80
+    weight.const_value = ir.tensor(weight.const_value.numpy() ^ np.uint8(flip), name=weight.name)  # type: ignore[union-attr]
+    x = inputs(rng, 7, 64, 64)
+    y, wanted = session(model, tmp_path).run(None, {"x": x[None]})[0][0], emulate(x, q, scales, 64)
+    assert np.abs(y - wanted).max() > 0.1 * np.abs(wanted).max()
+
+
+def test_one_scale_a_row_where_the_target_takes_it(tmp_path: Path) -> None:
+    seed, rng = fresh()
+    rows = target("cpu-static", groups=(0,))
+    model = linear_model(Weight("proj.weight", "attn.q", rng.standard_normal((24, 100)).astype(np.float32)))
+    decide(model, find("w4a8", Options(group=0)), rows, tmp_path / "work")
+    q, scales = decided(model)
+    emit(model, rows)
+    assert scales.shape == (24, 1)
+    x = inputs(rng, 7, 100, 100)
+    y, wanted = session(model, tmp_path).run(None, {"x": x[None]})[0][0], emulate(x, q, scales, 100)
+    assert np.abs(y - wanted).max() <= 1e-5 * np.abs(wanted).max(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float_activations_are_left_alone(form: str, tmp_path: Path) -> None:
+    """In the static form no step rounds them; what onnxruntime's own fusion does at load is another matter."""
+    scheme = Scheme("w4a16", "4-bit weights only", Form(4, 64, "float"))
+    model = linear_model(Weight("proj.weight", "attn.q", np.random.default_rng().standard_normal((24, 96)).astype(np.float32)))
+    decide(model, scheme, target(form), tmp_path)
+    emit(model, target(form))
+    assert "Round" not in [node.op_type for node in model.graph]
+    levels = [node.attributes["accuracy_level"].as_int() for node in model.graph if node.op_type == "MatMulNBits"]
+    assert levels == ([1] if form == "cpu" else [])
 
 
 def test_an_old_opset_is_refused(tmp_path: Path) -> None:
