@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from appliance.bundle import vocabulary
-from export.graph import OPSET, Nodes, add_initializer, lazy
+from export.graph import OPSET, Nodes, add_initializer, lazy, sizes
 from export.weights import Tag, Weights, check_tags
 
 STATE, GROWTH, UPDATE, OUTPUT = "state", "growth", "update", "output"
@@ -170,9 +170,8 @@ class Builder:
     def finish(self, logits: ir.Value) -> ir.Model:
         """Name the outputs, check that every weight has a role and none is left in the checkpoint."""
         logits.name, logits.type = vocabulary.LOGITS, ir.TensorType(ir.DataType.FLOAT)
-        vocab = self.graph.initializers[_weight_of(logits)].shape
-        assert vocab is not None
-        logits.shape = ir.Shape(["batch", "rows", int(vocab[0])])
+        vocab = sizes(self.graph.initializers[_weight_of(logits)])[0]
+        logits.shape = ir.Shape(["batch", "rows", vocab])
         self.graph.outputs.extend([logits, *self._present])
         check_tags(self.graph)
         self.weights.finish()
@@ -199,16 +198,16 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> np.nd
     frequency is worth 5e-4 radians, and the model was trained with the rounded one.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    plain = (np.float32(1) / np.power(np.float32(theta), exponents)).astype(np.float32)
+    plain: np.ndarray = (np.float32(1) / np.power(np.float32(theta), exponents)).astype(np.float32)
     if scaling.kind == "linear":
-        return plain / np.float32(scaling.factor)
+        return np.asarray(plain / np.float32(scaling.factor))
     if scaling.kind == "factors":
-        return plain / np.array(scaling.factors, np.float32)
+        return np.asarray(plain / np.array(scaling.factors, np.float32))
     if scaling.kind == "llama3":
         turns = scaling.original_context * plain / np.float32(2 * np.pi)  # full turns within the first context
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         kept = np.clip((turns - low) / (high - low), 0, 1).astype(np.float32)  # 1: fast, stays; 0: slow, stretched
-        return (1 - kept) * plain / np.float32(scaling.factor) + kept * plain
+        return np.asarray((1 - kept) * plain / np.float32(scaling.factor) + kept * plain)
     return plain
 
 

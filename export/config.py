@@ -22,6 +22,12 @@ class Keys:
         """Whether the key is there and not null."""
         return self._data.get(self._prefix + key) is not None
 
+    def require(self, *keys: str) -> None:
+        """Refuse a config that does not have these keys at all (null will do): their defaults are not safe to guess."""
+        for key in keys:
+            if self._prefix + key not in self._data:
+                raise self._lacks(key)
+
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number, at least 1; `default` may be 0 to stand for "none"."""
         value = self._get(key, default)
@@ -79,5 +85,8 @@ class Keys:
         if value is None:
             value = default
         if value is None:
-            raise CheckpointError(f'{self._where}: the config lacks "{self._prefix}{key}"', "fetch the checkpoint again")
+            raise self._lacks(key)
         return value
+
+    def _lacks(self, key: str) -> CheckpointError:
+        return CheckpointError(f'{self._where}: the config lacks "{self._prefix}{key}"', "fetch the checkpoint again")

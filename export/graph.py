@@ -92,10 +92,18 @@ class Nodes:
         return free
 
 
+def sizes(of: ir.TensorProtocol | ir.Value) -> tuple[int, ...]:
+    """The shape of a tensor, or of a value whose sizes are all known, as plain numbers."""
+    assert of.shape is not None
+    numbers = tuple(size for size in of.shape if isinstance(size, int))
+    assert len(numbers) == len(of.shape), f"{of.name} has the shape {of.shape}, which is not fixed"
+    return numbers
+
+
 def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol, tags: Mapping[str, str]) -> ir.Value:
     """Register `tensor` in `graph` under `name` with `tags`; a second one of that name is our own bug."""
     assert name not in graph.initializers, f"initializer {name} is there already"
-    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=name, shape=ir.Shape(sizes(tensor)), type=ir.TensorType(tensor.dtype), const_value=tensor)
     value.metadata_props.update(tags)
     graph.register_initializer(value)
     return value
@@ -114,14 +122,14 @@ def lazy(name: str, shape: Sequence[int], dtype: ir.DataType, read: Callable[[],
 
 def join_rows(name: str, parts: Sequence[ir.TensorProtocol]) -> ir.LazyTensor:
     """One lazy tensor of the rows of all `parts`, in order."""
-    rest = tuple(parts[0].shape)[1:]
-    shape = (sum(int(part.shape[0]) for part in parts), *(int(size) for size in rest))
+    rest = sizes(parts[0])[1:]
+    shape = (sum(sizes(part)[0] for part in parts), *rest)
     return lazy(name, shape, parts[0].dtype, lambda: np.concatenate([part.numpy() for part in parts]))
 
 
 def transposed(name: str, tensor: ir.TensorProtocol) -> ir.LazyTensor:
     """The lazy transpose of a matrix."""
-    rows, columns = (int(size) for size in tensor.shape)
+    rows, columns = sizes(tensor)
     return lazy(name, (columns, rows), tensor.dtype, lambda: tensor.numpy().T)
 
 

@@ -73,7 +73,7 @@ def logits(model: FloatModel, ids: Sequence[int], chunks: Sequence[int] = ()) ->
         part = np.array([ids[done : done + size]], np.int64)
         done += part.shape[1]
         found.append(run.step(part, done))
-    return np.concatenate(found)
+    return np.asarray(np.concatenate(found))
 
 
 class _Joined:
@@ -89,7 +89,7 @@ class _Joined:
         names = [vocabulary.LOGITS, *(one.output for one in state)]
         first, *present = self._model.session.run(names, {**_inputs(ids, total), **self._past})
         self._past = {one.input: array for one, array in zip(state, present, strict=True)}
-        return np.asarray(first)[0]
+        return np.asarray(first[0])
 
 
 class _InPlace:
@@ -116,7 +116,7 @@ class _InPlace:
             binding.bind_ortvalue_output(one.output, self._buffers[one.input])
         binding.bind_output(vocabulary.LOGITS)
         self._model.session.run_with_iobinding(binding)
-        return np.asarray(binding.get_outputs()[-1].numpy())[0]
+        return np.asarray(binding.get_outputs()[-1].numpy()[0])
 
 
 def _inputs(ids: np.ndarray, total: int) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from appliance.bundle import vocabulary
+from export.graph import sizes
 
 ALIGNMENT = 4096
 """Offsets of tensors: a page, so that onnxruntime maps them and vector loads are aligned."""
@@ -114,7 +115,7 @@ def _bytes_of(tensor: ir.TensorProtocol) -> memoryview:
     if tensor.dtype in (ir.DataType.INT4, ir.DataType.UINT4):
         return memoryview(tensor.tobytes())
     array = np.ascontiguousarray(tensor.numpy())
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _write_graph(model: ir.Model, path: Path, weights: str, places: list[_Place]) -> None:
@@ -126,7 +127,7 @@ def _write_graph(model: ir.Model, path: Path, weights: str, places: list[_Place]
             tensor = value.const_value
             assert tensor is not None and value.name is not None
             value.const_value = ir.ExternalTensor(
-                weights, place.offset, place.length, tensor.dtype, shape=ir.Shape(tensor.shape), name=value.name,
+                weights, place.offset, place.length, tensor.dtype, shape=ir.Shape(sizes(tensor)), name=value.name,
                 base_dir=path.parent,
             )  # fmt: skip
         data = ir.to_proto(model).SerializeToString(deterministic=True)

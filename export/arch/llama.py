@@ -28,9 +28,9 @@ GGUF_NAME = "llama"
 IGNORED = ("*.rotary_emb.inv_freq", "rope_freqs.weight", "lm_head.weight")
 """Not missed: the first is computed from the config, the second read with the config, the third a copy where heads are tied."""
 
-HARMLESS = {
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
-    "hidden_act": ("silu",),
+    "hidden_act": (None, "silu"),
     "rope_interleaved": (None, False),
     "partial_rotary_factor": (None, 1, 1.0),
     "sliding_window": (None,),
@@ -135,6 +135,7 @@ def read_gguf(checkpoint: Checkpoint) -> Config:
             "attention.value_length": (None, head_dim),
             "expert_count": (None, 0),
             "logit_scale": (None, 1.0),
+            "rope.scale_linear": (None, 1.0),
         }
     )
     if "token_embd.weight" not in names:

@@ -18,11 +18,15 @@ GGUF_NAME = None
 
 
 def read_config(checkpoint: Checkpoint) -> Config:
-    """Read config.json; errors as `export.arch.llama.read_config`'s."""
+    """Read config.json; errors as `export.arch.llama.read_config`'s.
+
+    Two keys must be there, if only as null: where they are left out, the reference implementation takes 4096 and 8.
+    """
+    keys = Keys(checkpoint.config, str(checkpoint.path))
+    keys.require("sliding_window", "num_key_value_heads")
     harmless = {key: values for key, values in llama.HARMLESS.items() if key != "sliding_window"}
     config = llama.read_json(checkpoint, harmless)
-    window = Keys(checkpoint.config, str(checkpoint.path)).count("sliding_window", 0)
-    return dataclasses.replace(config, window=window)
+    return dataclasses.replace(config, window=keys.count("sliding_window", 0))
 
 
 TINY: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from appliance.bundle.manifest import StateTensor
 from appliance.errors import TargetError
 from appliance.targets.capabilities import Flags, Target
 from export.blocks import GROWTH, OUTPUT, ROPE_COS, STATE, UPDATE
-from export.graph import drop_unused_initializers
+from export.graph import drop_unused_initializers, sizes
 from export.step import Step
 from export.weights import check_tags
 
@@ -111,8 +111,8 @@ def state_of(model: ir.Model, flags: Flags) -> tuple[StateTensor, ...]:
 def _context(model: ir.Model, target: Target, asked: int) -> int:
     table = model.graph.initializers.get(ROPE_COS)
     limits = [target.flags.max_context] if target.flags.max_context else []
-    if table is not None and table.shape is not None:
-        limits.append(int(table.shape[0]))
+    if table is not None:
+        limits.append(sizes(table)[0])
     limit = min(limits) if limits else 0
     if asked and limit and asked > limit:
         raise TargetError(f"a context of {asked} tokens is too long: model and target hold {limit}", f"ask for {limit} or less")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from appliance.bundle import vocabulary
 from appliance.targets.capabilities import Flags, Target
-from export.graph import lazy
+from export.graph import lazy, sizes
 from export.step import Step
 
 STAGE = 0
@@ -25,7 +25,7 @@ def run(model: ir.Model, target: Target, step: Step) -> None:
         tensor = value.const_value
         if value.metadata_props.get(vocabulary.ROLE) not in ("rope", "position") or tensor is None:
             continue
-        rows, *rest = (int(size) for size in tensor.shape)
+        rows, *rest = sizes(tensor)
         if rows > step.context:
             value.const_value = _first_rows(tensor, (step.context, *rest))
             value.shape = ir.Shape((step.context, *rest))

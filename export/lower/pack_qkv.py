@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from appliance.bundle import vocabulary
 from appliance.targets.capabilities import Flags, Target
-from export.graph import Nodes, add_initializer, join_rows, nodes_of, replace
+from export.graph import Nodes, add_initializer, join_rows, nodes_of, replace, sizes
 from export.step import Step
 
 STAGE = 10
@@ -80,7 +80,7 @@ def _join(graph: ir.Graph, linears: list[ir.Node]) -> None:
 
 def _rows(value: ir.Value | None) -> int:
     assert value is not None and value.const_value is not None
-    return int(value.const_value.shape[0])
+    return sizes(value.const_value)[0]
 
 
 def _joined(graph: ir.Graph, parts: list[ir.Value]) -> ir.Value | None:

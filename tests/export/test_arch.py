@@ -105,6 +105,60 @@ def test_mistral_reads_its_window() -> None:
     assert '"hidden_act"' in refusal({**tiny["window"], "hidden_act": "gelu"})
 
 
+@pytest.mark.parametrize("key", ["sliding_window", "num_key_value_heads"])
+def test_a_mistral_config_must_name_what_its_reference_has_odd_defaults_for(key: str) -> None:
+    config = arch.find("mistral").TINY["window"]
+    assert f'lacks "{key}"' in refusal({name: value for name, value in config.items() if name != key})
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+    "keys of SmolLM2": (
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+            "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
+            "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+            "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+            "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+            "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 49152,
+        },
+        (64, 3, 0),
+    ),
+    "keys of Llama 3.2": (
+        {
+            "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009],
+            "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32,
+            "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+            "vocab_size": 128256,
+        },
+        (64, 8, 0),
+    ),
+    "keys of Mistral 7B": (
+        {
+            "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+            "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+            "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "use_cache": True, "vocab_size": 32000,
+        },
+        (128, 8, 4096),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configs_as_they_are_published_are_read(name: str) -> None:
+    said, (head_dim, kv_heads, window) = PUBLISHED[name]
+    config = config_of(said)
+    assert (config.head_dim, config.kv_heads, config.window) == (head_dim, kv_heads, window)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
