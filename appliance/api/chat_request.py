@@ -11,6 +11,8 @@ from appliance.engine.protocol import ChatPrompt, GenerateRequest, Sampling
 from appliance.errors import RequestError, UnsupportedField
 
 MAX_STOPS = 64
+LEAST_TOP_P = 1e-6
+"""Stands for OpenAI's top_p=0, which keeps the likeliest token alone; engines take values above 0 only."""
 
 # Field -> the values that ask for nothing beyond plain text. Anything else is refused, for to ignore it would mislead.
 HARMLESS: dict[str, tuple[Any, ...]] = {
@@ -85,7 +87,7 @@ def _sampling(request: ChatRequest) -> Sampling:
     return Sampling(
         temperature=request.temperature,
         top_k=None if request.top_k is None else max(request.top_k, 0),  # -1 is another way to write off
-        top_p=request.top_p,
+        top_p=LEAST_TOP_P if request.top_p == 0 else request.top_p,
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty or 0.0,

@@ -157,7 +157,8 @@ def test_silence_leaves_the_choice_to_the_model(serve: Serve) -> None:
     (request,) = served.engine.requests
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (None, 0, None)
     assert (request.max_tokens, request.stop) == (None, ())
-    served.chat(stop="one", max_tokens=7)
+    served.chat(stop="one", max_tokens=7, top_p=0)
+    assert 0 < (served.engine.requests[1].sampling.top_p or 0) < 1e-5
     assert (served.engine.requests[1].stop, served.engine.requests[1].max_tokens) == (("one",), 7)
 
 
