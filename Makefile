@@ -6,7 +6,7 @@ TEST_VENV := .venv-test
 FULL_VENV := .venv-full
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint deps deps-full test-full docs lock clean
+.PHONY: help demo test lint deps deps-full system-packages test-full docs lock clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -44,9 +44,13 @@ lint: $(TEST_VENV)/.stamp  ## Style and types
 test: deps lint  ## Everything quick, in an environment of its own; lists what it left out
 	$(TEST_VENV)/bin/python -m pytest -n 2 --durations=10 -m 'not slow'
 
-deps-full: $(FULL_VENV)/.stamp  ## What the slow proofs need, system packages too
+# torch and transformers (extra "reference") stand in no lock file: which build of torch fits is the machine's affair.
+deps-full: system-packages $(FULL_VENV)/.stamp  ## What the slow proofs need, system packages too
+	$(FULL_VENV)/bin/python -m pip --disable-pip-version-check install --no-build-isolation --editable '.[reference]'
 	$(FULL_VENV)/bin/python -m demo.fetch
-	tests/system-packages
+
+system-packages:
+	PYTHON=$(PYTHON) tests/system-packages
 
 test-full: deps-full  ## Every test there is; a missing thing is a failure
 	$(FULL_VENV)/bin/python -m pytest -n 2 --durations=20
@@ -61,6 +65,7 @@ lock:  ## Choose the newest versions that fit and write the lock files
 	.venv-lock/bin/python -m pip --disable-pip-version-check install --quiet uv
 	.venv-lock/bin/uv $(LOCK) --upgrade -o requirements.lock
 	.venv-lock/bin/uv $(LOCK) --upgrade -c requirements.lock --extra test --extra openvino -o requirements-test.lock
+	.venv-lock/bin/uv $(LOCK) --upgrade -c requirements-test.lock --extra test --extra openvino --extra peers -o requirements-full.lock
 
 clean:  ## Remove environments and everything the demo made
 	rm -rf $(VENV) $(TEST_VENV) $(FULL_VENV) .appliance
