@@ -52,7 +52,7 @@ def read_special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Speci
     """Gather special tokens from every file that names some.
 
     Raises:
-        CheckpointError: an id that is no id.
+        CheckpointError: an id that is no id, or is outside the vocabulary.
     """
     config = tokenizer_config(checkpoint)
     names = _names(checkpoint, config)
@@ -66,6 +66,11 @@ def read_special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Speci
     if "<|return|>" in vocabulary.controls:  # there "<|end|>" ends a message, and the answer goes on
         ends = [name for name in ends if name != "<|end|>"]
     stops += [ids[name] for name in ends]
+    for token in [*stops, *([] if bos is None else [bos])]:
+        if token >= vocabulary.size:
+            raise CheckpointError(
+                f"{checkpoint.path}: begin or end token {token} is outside its tokenizer's {vocabulary.size}", FIX
+            )
     said = config.get("add_bos_token")
     adds = said if isinstance(said, bool) else vocabulary.adds_bos
     if adds is None:

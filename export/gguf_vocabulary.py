@@ -170,7 +170,7 @@ def build_sentencepiece(config: Mapping[str, Any], vocabulary: Vocabulary, where
     scores = _listed(config, "tokenizer.ggml.scores", where, float)
     if len(scores) != size:
         raise CheckpointError(f"{where}: its vocabulary has {size} tokens and {len(scores)} scores", AGAIN)
-    unknown = vocabulary.unknown if vocabulary.unknown is not None else _unknown(vocabulary, where)
+    unknown: int = vocabulary.unknown if vocabulary.unknown is not None else _unknown(vocabulary, where)
     model = proto.ModelProto()
     for token, (text, kind, score) in enumerate(zip(tokens, vocabulary.types, scores, strict=True)):
         kind = UNKNOWN if token == unknown else CONTROL if kind == UNKNOWN else kind
@@ -196,7 +196,7 @@ def build_sentencepiece(config: Mapping[str, Any], vocabulary: Vocabulary, where
 
 def _cuts(config: Mapping[str, Any], where: str) -> Cuts:
     name = config.get("tokenizer.ggml.pre", "default")
-    if name not in CUTS:
+    if not isinstance(name, str) or name not in CUTS:
         raise CheckpointError(
             f"{where}: its way of cutting text, tokenizer.ggml.pre = {name!r}, is not known; known: {', '.join(sorted(CUTS))}",
             "add the model's tokenizer.json beside it",

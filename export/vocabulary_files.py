@@ -30,6 +30,7 @@ class Vocabulary:
         kind, file, data: as the manifest names it, and the bytes.
         ids: ids of the tokens that are found in text before it is cut, by how they are written.
         controls: those of them that are no text.
+        size: one more than the largest id.
         adds_bos: whether BOS goes first, or the id the file itself puts first; None when it does not say.
         added: SentencePiece only, tokens that the model lacks.
         space_prefix: SentencePiece only, see `TokenizerInfo`.
@@ -40,6 +41,7 @@ class Vocabulary:
     data: bytes
     ids: Mapping[str, int]
     controls: frozenset[str]
+    size: int
     adds_bos: int | bool | None = None
     added: Mapping[int, str] = field(default_factory=dict)
     space_prefix: SpacePrefix = "never"
@@ -108,6 +110,7 @@ def _from_json(data: bytes, path: Path, added: Mapping[int, Mapping[str, Any]]) 
         data=data,
         ids={entry.content: token for token, entry in known.items()},
         controls=frozenset(entry.content for entry in known.values() if entry.special),
+        size=max([*inner.get_vocab().values(), -1]) + 1,
         adds_bos=full[0] if full and full[:1] != plain[:1] else False,
     )
 
@@ -155,6 +158,7 @@ def _from_sentencepiece(checkpoint: Checkpoint, path: Path) -> Vocabulary:
         data=model.SerializeToString(deterministic=True),
         ids=ids,
         controls=frozenset(ids),
+        size=max([len(model.pieces), *(token + 1 for token in added)]),
         adds_bos=None,
         added=added,
         space_prefix=prefix,
@@ -168,7 +172,9 @@ def _from_gguf(checkpoint: Checkpoint) -> Vocabulary:
     if vocabulary.model == "gpt2":
         data = build_tokenizer_json(checkpoint.config, vocabulary, where).encode()
         parse_json(data, checkpoint.path, CheckpointError, FIX)
-        return Vocabulary("tokenizers", TOKENIZER_JSON, data, controls, frozenset(controls), vocabulary.add_bos)
+        return Vocabulary(
+            "tokenizers", TOKENIZER_JSON, data, controls, frozenset(controls), len(vocabulary.tokens), vocabulary.add_bos
+        )
     data = build_sentencepiece(checkpoint.config, vocabulary, where)
     parse_sentencepiece(data, checkpoint.path, CheckpointError, FIX)
     return Vocabulary(
@@ -177,6 +183,7 @@ def _from_gguf(checkpoint: Checkpoint) -> Vocabulary:
         data=data,
         ids=controls,
         controls=frozenset(controls),
+        size=len(vocabulary.tokens),
         adds_bos=vocabulary.add_bos,
         space_prefix="always" if vocabulary.space_prefix else "never",
     )

@@ -58,9 +58,8 @@ def check_syntax(source: str, where: str, error: type[ApplianceError], fix: str)
         environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS)
         tree = environment.parse(source)
         filters = list(tree.find_all(jinja2.nodes.Filter))
-        wanted = list(
-            tree.find_all((jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends))
-        )
+        tests = list(tree.find_all(jinja2.nodes.Test))
+        wanted = list(tree.find_all((jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)))
     except jinja2.TemplateSyntaxError as failure:
         raise error(f"{where}: the chat template does not compile: line {failure.lineno}: {failure.message}", fix) from None
     except RecursionError:
@@ -68,5 +67,8 @@ def check_syntax(source: str, where: str, error: type[ApplianceError], fix: str)
     for node in filters:
         if node.name not in FILTERS:
             raise error(f"{where}: the chat template uses the filter {node.name!r}, line {node.lineno}; it is not offered", fix)
+    for test in tests:
+        if test.name not in environment.tests:
+            raise error(f'{where}: the chat template asks "is {test.name}", line {test.lineno}; there is no such test', fix)
     for other in wanted:
         raise error(f"{where}: the chat template wants another template, line {other.lineno}; it must stand alone", fix)

@@ -78,11 +78,11 @@ def check_size(size: int) -> None:
 
 
 def weigh(value: object) -> int:
-    """Characters and items of a value, those of its parts as often as they would be printed; stops at the limit."""
+    """Characters of a value, eight for an item, parts as often as they would be printed; stops at the limit."""
     weight, waiting = 0, [value]
     while waiting and weight <= MAX_CHARS:
         item = waiting.pop()
-        weight += 1
+        weight += 8
         if isinstance(item, str):
             weight += len(item)
         elif isinstance(item, Mapping):

@@ -1,8 +1,9 @@
 """Incremental detokenization against Python's own decoder over the whole."""
 
 import codecs
+import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.runtime.detokenizer import Detokenizer
@@ -35,12 +36,14 @@ ANY_BYTES = st.one_of(
 PIECES = st.lists(ANY_BYTES, min_size=5, max_size=5)
 
 
+@settings(deadline=None)
 @given(pieces=PIECES, ids=st.lists(st.integers(0, 4), max_size=30))
 def test_joined_pushes_equal_decoding_the_whole(pieces: list[bytes], ids: list[int]) -> None:
     whole = b"".join(pieces[token] for token in ids if token != SPECIAL).decode("utf-8", "replace")
     assert "".join(push_all(Pieces(pieces), ids)) == whole
 
 
+@settings(deadline=None)
 @given(pieces=PIECES, ids=st.lists(st.integers(0, 4), max_size=30))
 def test_one_leading_space_is_taken_away(pieces: list[bytes], ids: list[int]) -> None:
     whole = b"".join(pieces[token] for token in ids if token != SPECIAL).removeprefix(b" ").decode("utf-8", "replace")
@@ -49,11 +52,12 @@ def test_one_leading_space_is_taken_away(pieces: list[bytes], ids: list[int]) ->
     assert "".join(push_all(Pieces(pieces, strips=True), ids, continues=True)) == kept
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=20), cuts=st.lists(st.integers(0, 60), max_size=10))
 def test_half_a_character_is_never_sent(text: str, cuts: list[int]) -> None:
     data = text.encode("utf-8", "surrogatepass") if text.isascii() else text.encode()
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    parts = [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    parts = [data[start:end] for start, end in itertools.pairwise(edges)]
     tokenizer = Pieces([*parts[:3], b"<special>", *parts[3:]])
     ids = [at if at < 3 else at + 1 for at in range(len(parts))]
     sent = push_all(tokenizer, ids) if len(parts) >= 3 else [codecs.decode(data, "utf-8")]

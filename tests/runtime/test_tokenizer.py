@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.bundle.manifest import TokenizerInfo
@@ -111,6 +111,7 @@ def test_sentencepiece_added_tokens(folder: Path) -> None:
     assert tokenizer.token_bytes(499) == b"", "a hole between the model and its added tokens"
 
 
+@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=30))
 def test_decoding_gives_the_text_back(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, special=False)
@@ -119,6 +120,7 @@ def test_decoding_gives_the_text_back(tokenizer: Tokenizer, text: str) -> None:
     assert "".join([*map(streamed.push, ids), streamed.flush()]) == text
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_ids_decode_as_their_bytes_do(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
