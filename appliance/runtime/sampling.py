@@ -6,8 +6,9 @@ Order, as vLLM and transformers have it: bias and penalties change the logits, t
 (of what top-k left) and min-p (against the likeliest token) cut the tail. A whole sort of the vocabulary is the slow part
 everywhere, so no filter sorts more than the few tokens that can matter:
 
-    logits [V] -> maxima of blocks of 64 -> the k-th largest of them bounds the k-th largest logit from below
-               -> the few logits above that bound -> sort those alone
+    top-k: the k-th largest of some hundred maxima of disjoint parts bounds the k-th largest logit from below
+    top-p: all weights below (1-p) x total / V together weigh less than 1-p, so they can be left out unseen
+    sort only what lies above such a bound
 """
 
 from collections.abc import Sequence
@@ -24,9 +25,12 @@ Ids = NDArray[np.intp]
 GREEDY_BELOW = 1e-5
 """Temperatures under this would overflow float32 when they divide; they mean "the likeliest" anyhow."""
 
-BLOCK = 64
-FIRST_BEST = 128
-"""Tokens that top-p looks at first; it looks at 16 times more whenever they do not hold enough probability."""
+PARTS = 2048
+"""Parts that a vocabulary is cut into; part i holds the tokens i, i + PARTS, i + 2 PARTS ... so that one vector operation
+a row gives what all parts hold."""
+
+GUESSES = (1e-2, 1e-4)
+"""Weights, the likeliest token's being 1, that top-p tries as bounds before the one that is sure to hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ class Sampler:
     def _draw(self, logits: Row) -> int:
         ids, weights = self._kept(logits)
         if ids is None:
-            return _draw_in_blocks(weights, self._random.random())
+            return _draw_from_parts(weights, self._random.random())
         return int(ids[_draw_from(weights, self._random.random())])
 
     def _kept(self, logits: Row) -> tuple[Ids | None, Row]:
@@ -172,11 +176,12 @@ class Sampler:
             ids = best(logits, choice.top_k)
             weights = self._weigh(logits[ids], peak)
             if choice.top_p < 1.0:
-                kept = _nucleus(weights, choice.top_p * float(weights.sum(dtype=np.float64)))
-                assert kept is not None
+                kept = _nucleus(weights, choice.top_p)
                 ids, weights = ids[kept], weights[kept]
         elif choice.top_p < 1.0:
-            ids, weights = self._most_likely(logits, peak)
+            weights = self._weigh(logits, peak)
+            ids = _nucleus(weights, choice.top_p)
+            weights = weights[ids]
         else:
             weights = self._weigh(logits, peak)
             if choice.min_p == 0.0:
@@ -187,19 +192,6 @@ class Sampler:
             kept = np.flatnonzero(weights >= np.float32(choice.min_p))
             ids, weights = ids[kept], weights[kept]
         return ids, weights
-
-    def _most_likely(self, logits: Row, peak: float) -> tuple[Ids, Row]:
-        """The smallest set of likeliest tokens that holds `top_p` of the whole probability."""
-        every = self._weigh(logits, peak)
-        wanted = self._choice.top_p * float(every.sum(dtype=np.float64))
-        count = FIRST_BEST
-        while True:
-            ids = best(logits, count)
-            weights = every[ids]
-            kept = _nucleus(weights, wanted, whole=count >= len(logits))
-            if kept is not None:
-                return ids[kept], weights[kept]
-            count *= 16
 
     def _weigh(self, logits: Row, peak: float) -> Row:
         """exp((logits - peak) / temperature), in a buffer that is used again for every token."""
@@ -234,66 +226,75 @@ def rank(logits: Row, token: int, count: int) -> Ranked:
     return Ranked(float(logits[token]) - total, top)
 
 
-def best(logits: Row, count: int) -> Ids:
-    """Ids of the `count` largest values, in order of id; more when several equal the last of them.
+def best(values: Row, count: int) -> Ids:
+    """Positions of the `count` largest values, ascending; more when several equal the last of them.
 
-    The maxima of blocks bound the answer: at least `count` blocks reach the count-th largest maximum, so at least `count`
-    values do, and every value wanted is among those that do.
+    At least `count` parts reach the count-th largest of their maxima, so at least `count` values do, and every value
+    wanted is among those that do.
     """
-    size = len(logits)
+    size = len(values)
     if count >= size:
         return np.arange(size)
-    blocks = size // BLOCK
-    if count > blocks // 2:
-        bound = np.partition(logits, size - count)[size - count]
-        return np.flatnonzero(logits >= bound)
-    maxima = logits[: blocks * BLOCK].reshape(blocks, BLOCK).max(axis=1)
-    ids = np.flatnonzero(logits >= np.partition(maxima, blocks - count)[blocks - count])
-    if len(ids) == count:
-        return ids
-    values = logits[ids]
-    kept: Ids = ids[values >= np.partition(values, len(ids) - count)[len(ids) - count]]
+    rows = size // PARTS
+    if rows == 0 or count > PARTS // 2:
+        return np.flatnonzero(values >= np.partition(values, size - count)[size - count])
+    maxima = np.maximum.reduce(values[: rows * PARTS].reshape(rows, PARTS), axis=0)
+    ids = np.flatnonzero(values >= np.partition(maxima, PARTS - count)[PARTS - count])
+    few = values[ids]
+    kept: Ids = ids[few >= np.partition(few, len(few) - count)[len(few) - count]]
     return kept
 
 
-def _nucleus(weights: Row, wanted: float, *, whole: bool = True) -> Ids | None:
-    """Positions, ascending, of the fewest largest weights whose sum reaches `wanted`; equal ones by position.
-
-    None when all of them together do not reach it and they are not the `whole` vocabulary, where rounding alone can be
-    the cause.
-    """
-    order = np.argsort(-weights, kind="stable")
-    sums = np.cumsum(weights[order], dtype=np.float64)
-    if sums[-1] < wanted and not whole:
-        return None
-    kept = order[: int(np.searchsorted(sums, wanted)) + 1]
-    kept.sort()
+def _nucleus(weights: Row, share: float) -> Ids:
+    """Positions, ascending, of the fewest largest weights that hold `share` of the sum; of equal ones the first."""
+    total = float(weights.sum())
+    wanted = share * total
+    sure = (1.0 - share) * total / len(weights)
+    for bound in (*(guess for guess in GUESSES if guess > sure), sure):
+        ids = np.flatnonzero(weights >= np.float32(bound))
+        few = weights[ids]
+        if float(few.sum()) >= wanted:
+            break
+    ordered = np.sort(few)[::-1]
+    sums = np.cumsum(ordered, dtype=np.float64)
+    # Rounding can leave the last sum a hair below what is wanted: then all of them are kept.
+    count = min(int(np.searchsorted(sums, wanted)) + 1, len(ordered))
+    last = ordered[count - 1]
+    above = few > last
+    equal = np.flatnonzero(few == last)[: count - int(np.count_nonzero(above))]
+    above[equal] = True
+    kept: Ids = ids[above]
     return kept
 
 
 def _draw_from(weights: Row, uniform: float) -> int:
     sums = np.cumsum(weights, dtype=np.float64)
-    return min(int(np.searchsorted(sums, uniform * sums[-1], side="right")), len(weights) - 1)
+    return _at(sums, weights, uniform * float(sums[-1]))
 
 
-def _draw_in_blocks(weights: Row, uniform: float) -> int:
-    """Draw from all weights: first a block, then within it, so that only one block is summed up step by step."""
-    width = 512
-    whole = len(weights) // width * width
-    parts = np.empty(whole // width + 1, np.float64)
-    parts[:-1] = weights[:whole].reshape(-1, width).sum(axis=1)
-    parts[-1] = weights[whole:].sum()
-    sums = np.cumsum(parts)
-    aim = uniform * sums[-1]
-    block = min(int(np.searchsorted(sums, aim, side="right")), len(parts) - 1)
-    while parts[block] == 0.0:  # rounding put the aim past the last block that holds anything
-        block -= 1
-    inside = np.cumsum(weights[block * width : (block + 1) * width], dtype=np.float64)
-    # The block's own sum, in another rounding, decides inside it: an aim at its very end must not leave it.
-    share = (aim - (sums[block] - parts[block])) / parts[block] * inside[-1]
-    place = int(np.searchsorted(inside, share, side="right"))
-    last = int(np.flatnonzero(weights[block * width : (block + 1) * width])[-1])
-    return block * width + min(place, last)
+def _draw_from_parts(weights: Row, uniform: float) -> int:
+    """Draw from all weights: first a part, then within it, so that only one part is summed up step by step."""
+    rows = len(weights) // PARTS
+    if rows == 0:
+        return _draw_from(weights, uniform)
+    parts = weights[: rows * PARTS].reshape(rows, PARTS).sum(axis=0)
+    rest = len(weights) - rows * PARTS
+    parts[:rest] += weights[rows * PARTS :]
+    sums = np.cumsum(parts, dtype=np.float64)
+    aim = uniform * float(sums[-1])
+    part = _at(sums, parts, aim)
+    # A fresh look at the part alone: what is left of the aim decides inside it, whatever rounding did to the sums.
+    inside = weights[part::PARTS]
+    left = (aim - (float(sums[part]) - float(parts[part]))) / float(parts[part])
+    return part + PARTS * _draw_from(inside, min(max(left, 0.0), 1.0))
+
+
+def _at(sums: NDArray[np.float64], weights: Row, aim: float) -> int:
+    """Where `aim` falls among running sums; never on a weight of zero."""
+    place = min(int(np.searchsorted(sums, aim, side="right")), len(sums) - 1)
+    while weights[place] == 0.0:  # only when rounding put the aim past the last weight there is
+        place -= 1
+    return place
 
 
 def _check_peak(peak: float) -> None:
