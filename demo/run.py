@@ -4,6 +4,7 @@ Knows: the order of the steps, and to stop what it started. Does not know: anyth
 line and its HTTP interface.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -11,13 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-
-import httpx
+from typing import Any
 
 from demo.place import DATA, ROOT, STARTER, environment, write_config
 
@@ -26,6 +26,7 @@ EXPECTED = "Paris"
 TARGET = "cpu"
 START_SECONDS = 60
 STOP_SECONDS = 15
+GRACE_SECONDS = 3
 
 
 class Failed(Exception):
@@ -49,10 +50,18 @@ def run(config: Path, *arguments: str, quiet: bool = False) -> str:
         print(f"\n$ appliance {shlex.join(arguments)}", flush=True)
     call = [sys.executable, "-m", "appliance.cli", *arguments]
     errors = subprocess.DEVNULL if quiet else None
-    done = subprocess.run(call, env=environment(config), stdout=subprocess.PIPE, stderr=errors, text=True)
-    if done.returncode:
+    process = subprocess.Popen(call, env=environment(config), stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        text, _ = process.communicate()
+    except KeyboardInterrupt:
+        # A terminal's Ctrl-C has reached it too, and it may be clearing up: a second signal would break that.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+        stop(process)
+        raise
+    if process.returncode:
         raise Failed
-    return done.stdout
+    return text
 
 
 def build_once(config: Path) -> None:
@@ -83,6 +92,8 @@ def daemon(config: Path) -> Iterator[str]:
 
 def wait_ready(process: "subprocess.Popen[bytes]", log_path: Path) -> str:
     """Base URL of the daemon once it says it is ready."""
+    import httpx
+
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -108,8 +119,8 @@ def listening(line: str) -> str | None:
     return str(event["address"]) if event.get("event") == "listening" else None
 
 
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    """End the daemon: politely, then not."""
+def stop(process: "subprocess.Popen[Any]") -> None:
+    """End a process: politely, then not."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -121,6 +132,8 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 def ask(base: str) -> Answer:
     """Stream the answer to the question onto the terminal."""
+    import httpx
+
     body = {
         "model": STARTER,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -130,26 +143,34 @@ def ask(base: str) -> Answer:
         "stream_options": {"include_usage": True},
     }
     print(f"\n> {QUESTION}\n< ", end="", flush=True)
-    text, tokens, first = "", 0, 0.0
+    text, tokens, first, provider = "", 0, 0.0, "unknown"
     start = time.perf_counter()
-    with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60) as answer:
-        if not answer.is_success:
-            raise Failed(f"the daemon refused: {answer.read().decode('utf-8', 'replace')}")
-        provider = answer.headers.get("x-appliance-provider", "unknown")
-        for line in answer.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
+    try:
+        with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60) as answer:
+            if not answer.is_success:
+                raise Failed(f"the daemon refused: {answer.read().decode('utf-8', 'replace')}")
+            provider = answer.headers.get("x-appliance-provider", provider)
+            for event in events(answer.iter_lines()):
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+                piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                if piece and not text:
+                    first = time.perf_counter() - start
+                text += piece
+                print(piece, end="", flush=True)
+    except httpx.TransportError as failure:
+        raise Failed(f"the daemon went away: {failure}; see {DATA / 'daemon.log'}") from None
+    print()
+    return Answer(text, tokens, first, time.perf_counter() - start - first, provider)
+
+
+def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The objects of an event stream up to its end; an error among them is a failure."""
+    for line in lines:
+        if line.startswith("data: ") and line != "data: [DONE]":
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
                 raise Failed(f"the daemon failed: {event['error'].get('message')}")
-            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-            piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-            if piece and not text:
-                first = time.perf_counter() - start
-            text += piece
-            print(piece, end="", flush=True)
-    print()
-    return Answer(text, tokens, first, time.perf_counter() - start - first, provider)
+            yield event
 
 
 def report(answer: Answer) -> None:
@@ -181,9 +202,6 @@ def main() -> int:
     except Failed as failure:
         if str(failure):
             print(f"demo: {failure}", file=sys.stderr)
-        return 1
-    except httpx.TransportError as failure:
-        print(f"demo: the daemon went away: {failure}; see {DATA / 'daemon.log'}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ndemo: interrupted; nothing was left running", file=sys.stderr)
