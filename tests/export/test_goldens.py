@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from appliance.bundle import vocabulary
 from appliance.targets import load
 from appliance.targets.capabilities import Target
 from export import arch, parity
@@ -20,6 +22,8 @@ from export.arch import llama
 from export.arch.llama import Config
 from export.blocks import RopeScaling
 from export.checkpoint import open_checkpoint
+from export.graph import nodes_of
+from export.lower import lower
 from tests.golden import recipe
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -173,28 +177,70 @@ def test_unpermuting_undoes_llama_cpps_order() -> None:
     assert np.array_equal(llama.unpermute(recipe._gguf_rows("x.q_proj.weight", array, 3, 1), 3), array), seed
 
 
-@pytest.mark.parametrize("attribute", ["scale", "softcap"])
+def altered(opened: arch.Opened, change: Callable[[ir.Model], None]) -> Callable[[], ir.Model]:
+    """A build whose canonical graph is changed before anything is lowered."""
+
+    def build() -> ir.Model:
+        model = opened.build()
+        change(model)
+        return model
+
+    return build
+
+
+def attention(name: str, value: float) -> Callable[[ir.Model], None]:
+    def change(model: ir.Model) -> None:
+        for node in nodes_of(model.graph, vocabulary.ATTENTION):
+            node.attributes[name] = ir.AttrFloat32(name, value)
+
+    return change
+
+
+def forget_rope(model: ir.Model) -> None:
+    for node in nodes_of(model.graph, vocabulary.ATTENTION):
+        node.resize_inputs(5)
+
+
+def bypass(op: str, at: str, kept: int) -> Callable[[ir.Model], None]:
+    """Let input `kept` of every node of `op` whose name ends with `at` stand for its output."""
+
+    def change(model: ir.Model) -> None:
+        found = [node for node in model.graph if node.op_type == op and (node.name or "").endswith(at)]
+        assert found
+        for node in found:
+            value = node.inputs[kept]
+            assert value is not None
+            ir.convenience.replace_all_uses_with(node.outputs[0], value)
+            model.graph.remove(node, safe=True)
+
+    return change
+
+
+GRAPH: dict[str, tuple[str, Callable[[ir.Model], None]]] = {
+    "rotary embedding": ("llama/tied", forget_rope),
+    "scale by head_dim": ("llama/head-dim", attention("scale", 1 / 4)),
+    "softcap off": ("llama/tied", attention("softcap", 0.75)),
+    "residual around attention": ("llama/tied", bypass("Add", "attn/Add", 1)),
+    "residual around mlp": ("llama/tied", bypass("Add", "mlp/Add", 1)),
+    "gate": ("llama/tied", bypass("Mul", "mlp/Mul", 1)),
+    "sigmoid of the gate": ("llama/tied", bypass("Mul", "act/Mul", 0)),
+    "second norm": ("llama/tied", bypass("RMSNorm", "post_attention_layernorm/RMSNorm", 0)),
+}
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_attention_numbers_reach_the_kernel(attribute: str, target: str) -> None:
-    """Both lowerings read scale and softcap from the node: a change shows, and shows alike."""
-    golden = read("llama/tied")
-    opened = golden.opened()
-
-    def deltas(model_target: Target) -> np.ndarray:
-        from export.lower import lower
-
-        def build() -> Any:
-            model = opened.build()
-            for node in model.graph:
-                if node.op_type == "Attention":
-                    node.attributes[attribute] = arch.ir.AttrFloat32(attribute, 0.75)
-            return model
-
-        return parity.logits(parity.open_lowered(lower(build, model_target, 0, 1), threads=1), golden.ids, (11,))
-
-    found = deltas(TARGETS[target]())
-    assert np.abs(found - golden.logits).max() > 3 * parity.LIMIT
-    assert np.abs(found - deltas(parity.reference_target())).max() < parity.LIMIT
+@pytest.mark.parametrize("part", GRAPH)
+def test_without_a_part_of_the_graph_the_golden_fails(part: str, target: str) -> None:
+    """And both lowerings agree on what the altered graph means."""
+    name, change = GRAPH[part]
+    golden = read(name)
+    build = altered(golden.opened(), change)
+    found, plain = (
+        parity.logits(parity.open_lowered(lower(build, one, 0, 1), threads=1), golden.ids, (11,))
+        for one in (TARGETS[target](), parity.reference_target())
+    )
+    assert np.abs(found - golden.logits).max() > 3 * parity.LIMIT, f"{name} without {part} is no different"
+    assert np.abs(found - plain).max() < parity.LIMIT, f"{target} reads {part} in another way"
 
 
 @pytest.mark.model
