@@ -86,6 +86,12 @@ def test_a_value_that_is_no_number_is_damage(tmp_path: Path, value: float) -> No
         checkpoint.read("x")
 
 
+def test_a_number_beyond_float32_is_damage_and_no_warning(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(folder_with(tmp_path, {"x": np.array([1.0, 1e300])}))
+    with pytest.raises(CheckpointError, match=r"tensor 'x' holds inf at element 1"):
+        checkpoint.read("x")
+
+
 def test_a_header_of_640_bytes_is_no_pickle(tmp_path: Path) -> None:
     # Its first two bytes, 0x80 0x02, are exactly those of a pickle of protocol 2.
     path = folder_with(tmp_path, {"x": np.ones(4, np.float32)}) / "model.safetensors"
@@ -234,8 +240,9 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "parent": (edit_index(lambda index: {"weight_map": {"x": ".."}}), r"which is no file of this folder"),
     "nul": (edit_index(lambda index: {"weight_map": {"x": "a\0b"}}), r"which is no file of this folder"),
     "wrong shard": (
-        edit_index(lambda index: {"weight_map": {**index["weight_map"], "model.norm.weight": shard(1), "n": shard(2)}}),
-        r"lacks tensor",
+        # The tensor is there, in shard 1, and the index says 3: one of the two is out of date.
+        edit_index(lambda index: {"weight_map": {**index["weight_map"], "model.embed_tokens.weight": shard(3)}}),
+        r"00003-of-00003.safetensors lacks tensor 'model.embed_tokens.weight'",
     ),
     "unlisted": (edit_index(lambda index: {"weight_map": {**index["weight_map"], "new": shard(1)}}), r"lacks tensor 'new'"),
     "twice": (
