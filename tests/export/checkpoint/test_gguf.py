@@ -296,3 +296,18 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.model
+def test_the_starter_model(starter_gguf: Path) -> None:
+    checkpoint = open_checkpoint(starter_gguf)
+    reader = gguf.GGUFReader(starter_gguf)
+    assert checkpoint.license == "apache-2.0"
+    assert [(name, checkpoint.shape(name)) for name in checkpoint.names()] == [
+        (tensor.name, tuple(tensor.shape[::-1].tolist())) for tensor in reader.tensors
+    ]
+    for field in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template", "llama.rope.freq_base"):
+        assert checkpoint.config[field] == reader.fields[field].contents()
+    for tensor in reader.tensors[:12]:  # the embedding (Q8_0) and a whole layer (Q4_1, F32)
+        expected = gguf.dequantize(np.array(tensor.data), tensor.tensor_type).reshape(checkpoint.shape(tensor.name))
+        np.testing.assert_array_equal(checkpoint.read(tensor.name), expected)
