@@ -22,10 +22,14 @@ def bar(label: str, total: int | None, unit: Literal["bytes", "steps"] = "steps"
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    # A column that wraps would break the one-line bar into pieces: what gives way on a narrow terminal is the label.
+    whole = Column(no_wrap=True)
+    label_column = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    amount = DownloadColumn(table_column=whole) if unit == "bytes" else MofNCompleteColumn(table_column=whole)
+    columns = (label_column, BarColumn(20), amount, TimeRemainingColumn(table_column=whole))
+    with Progress(*columns, console=Console(stderr=True), expand=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.advance(task, done)
 

