@@ -102,16 +102,16 @@ def wait_ready(process: "subprocess.Popen[bytes]", log_path: Path) -> str:
         address = next((found for line in lines if (found := listening(line))), None)
         if address:
             try:
-                if httpx.get(f"http://{address}/readyz", timeout=5).is_success:
-                    return f"http://{address}"
+                if httpx.get(f"{address}/readyz", timeout=5).is_success:
+                    return address
             except httpx.TransportError:
-                pass  # not listening yet
+                pass  # bound, but not serving yet
         time.sleep(0.05)
     raise Failed(f"the daemon was not ready after {START_SECONDS} s; see {log_path}")
 
 
 def listening(line: str) -> str | None:
-    """The address in the daemon's log line that says where it listens."""
+    """The base URL in the daemon's log line that says where it listens."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -180,10 +180,14 @@ def report(answer: Answer) -> None:
     )
     command = f"APPLIANCE_CONFIG={shlex.quote(str((DATA / 'appliance.toml').relative_to(ROOT)))} .venv/bin/appliance"
     print("\nThe daemon is stopped. What to do next, from this folder:")
-    print(f"  {command} serve           serve it (OpenAI's API on 127.0.0.1)")
-    print(f'  {command} chat "Hello"    talk to it')
-    print(f"  {command} show {STARTER}  what the model is made of")
-    print(f"  {command} --help          everything else")
+    steps = {
+        "serve": "serve it: OpenAI's API on 127.0.0.1",
+        'chat "Hello"': "talk to it",
+        f"show {STARTER}": "what the model is made of",
+        "--help": "everything else",
+    }
+    for words, meaning in steps.items():
+        print(f"  {command} {words:<20} # {meaning}")
 
 
 def main() -> int:
