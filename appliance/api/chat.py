@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from appliance.api.answer import AnswerHead, ChunkWriter, error_event, to_completion
-from appliance.api.bridge import Bridge
+from appliance.api.bridge import SMOOTH, WHOLE, Bridge
 from appliance.api.chat_request import to_engine
 from appliance.api.errors import wire_error
 from appliance.api.wire.chat import ChatCompletion, ChatRequest
@@ -114,7 +114,7 @@ def chat_router(pool: ModelPool) -> APIRouter:
         asking = Asking(pool, body.model, to_engine(body, f"chatcmpl-{secrets.token_hex(12)}"))
         if body.stream:
             return await _stream(asking, request, bool(body.stream_options and body.stream_options.include_usage))
-        async with _bridge(asking, request.receive) as (bridge, _):
+        async with _bridge(asking, request.receive, WHOLE) as (bridge, _):
             events: list[Event] = []
             while batch := await bridge.events():
                 events += batch
@@ -126,7 +126,7 @@ def chat_router(pool: ModelPool) -> APIRouter:
 
 async def _stream(asking: Asking, request: Request, include_usage: bool) -> EventStream:
     """Wait for the first token, so that every failure before it is an HTTP error; then stream."""
-    async with _bridge(asking, request.receive, keep=True) as (bridge, watch):
+    async with _bridge(asking, request.receive, SMOOTH, keep=True) as (bridge, watch):
         events = await bridge.events()
         while events and not isinstance(events[-1], Delta | Finished):
             events += await bridge.events()
@@ -135,9 +135,11 @@ async def _stream(asking: Asking, request: Request, include_usage: bool) -> Even
 
 
 @asynccontextmanager
-async def _bridge(asking: Asking, receive: Receive, keep: bool = False) -> AsyncIterator[tuple[Bridge, "asyncio.Task[None]"]]:
+async def _bridge(
+    asking: Asking, receive: Receive, window: float, keep: bool = False
+) -> AsyncIterator[tuple[Bridge, "asyncio.Task[None]"]]:
     """A bridge that is cancelled when the client leaves or the block fails; with `keep`, it outlives a block that succeeds."""
-    bridge = Bridge(asking.open)
+    bridge = Bridge(asking.open, window)
     watch = asyncio.create_task(_cancel_when_gone(bridge, receive))
     done = False
     try:

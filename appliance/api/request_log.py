@@ -37,4 +37,6 @@ class RequestLog:
             await self._app(scope, receive, marked)
         finally:
             seconds = round(time.monotonic() - start, 4)
-            self._log.info("request", id=id, method=scope["method"], path=scope["path"], status=status, seconds=seconds)
+            # Probes come every few seconds for years.
+            tell = self._log.debug if scope["path"] in ("/healthz", "/readyz") else self._log.info
+            tell("request", id=id, method=scope["method"], path=scope["path"], status=status, seconds=seconds)

@@ -3,11 +3,12 @@
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from appliance.api.bridge import PENDING, Bridge
+from appliance.api.bridge import PENDING, WHOLE, Bridge
 from appliance.engine.protocol import Delta, Event
 from tests.api.fake_engine import wait_until
 
@@ -122,3 +123,38 @@ def test_a_loop_that_is_gone_cancels() -> None:
     asyncio.run(leave())
     gate.set()
     assert wait_until(stream.cancelled.is_set)
+
+
+class Slow(Counting):
+    """One number each 5 ms."""
+
+    def __iter__(self) -> Iterator[Event]:
+        for event in super().__iter__():
+            time.sleep(0.005)
+            yield event
+
+
+@pytest.mark.parametrize(("window", "least", "most"), [(0.0, 30, 40), (0.05, 3, 10), (WHOLE, 1, 2)])
+def test_tokens_of_one_window_come_together_and_the_end_at_once(window: float, least: int, most: int) -> None:
+    async def read() -> None:
+        bridge = Bridge(lambda: Slow(40), window)
+        first = await asyncio.wait_for(bridge.events(), 5)
+        assert texts(first) == ["0"]  # the first token waits for nobody
+        batches = [first]
+        while batch := await asyncio.wait_for(bridge.events(), 5):
+            batches.append(batch)
+        assert [text for batch in batches for text in texts(batch)] == [str(number) for number in range(40)]
+        assert least <= len(batches) <= most
+
+    asyncio.run(read())
+
+
+def test_an_answer_in_one_piece_may_be_longer_than_the_queue() -> None:
+    async def read() -> int:
+        bridge = Bridge(lambda: Counting(10 * PENDING), WHOLE)
+        seen = 0
+        while batch := await asyncio.wait_for(bridge.events(), 5):
+            seen += len(batch)
+        return seen
+
+    assert asyncio.run(read()) == 10 * PENDING
