@@ -109,7 +109,7 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
         format=FORMAT,
         name=request.name,
         architecture=opened.model_type,
-        parameters=record.parameters(decision),
+        parameters=decision.parameters,
         context_length=opened.config.context_length,
         vocab_size=opened.config.vocab_size,
         hidden_size=opened.config.hidden_size,
