@@ -100,8 +100,19 @@ def _print_tree(value: Any, depth: int) -> None:
         if isinstance(value, list) and number == LONGEST_LIST:
             print(f"{space}... {len(value) - LONGEST_LIST} more (--json shows all)")
             return
-        if isinstance(inner, dict | list) and inner:
+        if (
+            isinstance(inner, dict)
+            and inner
+            and isinstance(value, list)
+            and not any(isinstance(v, dict | list) for v in inner.values())
+        ):
+            print(f"{space}- {', '.join(f'{name}: {_short(one)}' for name, one in inner.items())}")
+        elif isinstance(inner, dict | list) and inner:
             print(f"{space}{key}")
             _print_tree(inner, depth + 1)
         else:
-            print(f"{space}{key}: {f'{inner:.6g}' if isinstance(inner, float) else inner}")
+            print(f"{space}{key}: {_short(inner)}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
