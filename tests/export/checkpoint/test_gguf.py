@@ -265,6 +265,14 @@ def test_an_honest_forgery_opens(tmp_path: Path) -> None:
     assert [checkpoint.read(name).shape for name in checkpoint.names()] == [(3, 2), (), (4, 0)]
 
 
+def test_one_tensor_in_two_splits(tmp_path: Path) -> None:
+    for number in range(2):
+        pairs = [pair("split.no", U32, struct.pack("<I", number)), pair("split.count", U32, struct.pack("<I", 2))]
+        (tmp_path / f"x-0000{number + 1}-of-00002.gguf").write_bytes(forge(pairs, [info("x", [2])]))
+    with pytest.raises(CheckpointError, match=r"tensor 'x' is both in .*x-00001-of-00002.gguf and in .*x-00002-of-00002.gguf"):
+        open_checkpoint(tmp_path)
+
+
 def test_damaged_scales(tmp_path: Path) -> None:
     raw = np.zeros((1, 2 * 18), np.uint8)
     raw[0, 18:20] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
