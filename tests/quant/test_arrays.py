@@ -55,8 +55,9 @@ def test_no_scale_of_a_fine_grid_is_much_better() -> None:
 
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 def test_quantizing_again_changes_nothing(bits: int, group: int) -> None:
+    """Many small groups of 8 bits: one in ten thousand strays off the grids that are tried, unless it is held there."""
     seed, rng = fresh()
-    weight = rng.standard_normal((400, 192)).astype(np.float32)
+    weight = rng.standard_normal((30000 if (bits, group) == (8, 32) else 400, 192)).astype(np.float32)
     q, scales, _ = fitted(weight, bits, group)
     once = arrays.dequantize(q, scales, group)
     again_q, again_scales, error = fitted(once, bits, group)

@@ -162,6 +162,17 @@ def test_a_file_that_is_not_whole_is_written_again(ending: str, damage: str, tmp
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("ending", [".q.npy", ".s.npy"])
+def test_a_file_of_another_shape_is_written_again(ending: str, tmp_path: Path) -> None:
+    weight = table()
+    decide_on(linear_model(Weight("proj.weight", "attn.q", weight)), tmp_path)
+    path = next(path for path in tmp_path.iterdir() if path.name.endswith(ending))
+    whole = path.read_bytes()
+    np.save(path, np.load(path)[:7])
+    decide_on(linear_model(Weight("proj.weight", "attn.q", weight)), tmp_path)
+    assert path.read_bytes() == whole
+
+
 def test_a_stop_in_the_middle_of_a_matrix_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
