@@ -24,6 +24,7 @@ from export.blocks import RopeScaling
 from export.checkpoint import open_checkpoint
 from export.graph import nodes_of
 from export.lower import lower
+from tests.checkpoints import Llama, write_gguf, write_safetensors
 from tests.golden import recipe
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -241,6 +242,17 @@ def test_without_a_part_of_the_graph_the_golden_fails(part: str, target: str) ->
     )
     assert np.abs(found - golden.logits).max() > 3 * parity.LIMIT, f"{name} without {part} is no different"
     assert np.abs(found - plain).max() < parity.LIMIT, f"{target} reads {part} in another way"
+
+
+def test_both_kinds_of_files_hold_the_same_model(tmp_path: Path) -> None:
+    """From disk through the readers: safetensors, and GGUF as the `gguf` package writes it."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0]) % 2**31
+    model = Llama(heads=6, hidden=96, kv_heads=3, tied=False, attention_bias=True, mlp_bias=True, seed=seed)
+    paths = write_safetensors(tmp_path / "st", model, shards=2), write_gguf(tmp_path / "model.gguf", model)
+    ids = np.random.default_rng(seed).integers(0, model.vocab, 24).tolist()
+    opened = [arch.open_model(open_checkpoint(path)) for path in paths]
+    first, second = (parity.logits(parity.open_float(one, load("cpu"), threads=1), ids) for one in opened)
+    assert np.abs(first - second).max() < 1e-4, seed
 
 
 @pytest.mark.model
