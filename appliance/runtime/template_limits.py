@@ -8,7 +8,7 @@ after it did. Source: jinja2.sandbox and jinja2.compiler (3.1): calls and interc
 through `call` and `call_binop`; the rest is wrapped in filters while the template is still a tree.
 
     {% for x in xs %}   -> for x in xs | <step>         a ~ b, [a, b], a < b   -> (...) | <check>
-    {{ x }} and text    -> x | <write>                  {% set %}..{% endset %} -> ... | <check>
+    {{ x }} and text    -> x | <write>                  also inside macros, set and filter blocks
 """
 
 import re
@@ -135,11 +135,6 @@ class _Instrument(jinja2.visitor.NodeTransformer):
         node.nodes = [_filter(_constant(part), WRITE) for part in node.nodes]
         return node
 
-    def visit_AssignBlock(self, node: jinja2.nodes.AssignBlock) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        node.filter = _filter(node.filter, CHECK)
-        return node
-
     def _check(self, node: jinja2.nodes.Expr) -> jinja2.nodes.Node:
         self.generic_visit(node)
         return _filter(node, CHECK)
@@ -162,8 +157,8 @@ def _constant(node: jinja2.nodes.Expr) -> jinja2.nodes.Expr:
     return node
 
 
-def _filter(node: jinja2.nodes.Node | None, name: str) -> jinja2.nodes.Filter:
-    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno if node is not None else 1)
+def _filter(node: jinja2.nodes.Node, name: str) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 @jinja2.pass_context

@@ -74,5 +74,10 @@ def test_special_tokens_are_shown_on_request_and_do_not_tear_characters() -> Non
     assert "".join(push_all(tokenizer, [2, SPECIAL], skip_special=False)) == "a<|end|>"
 
 
+def test_the_leading_space_is_one_and_may_come_late() -> None:
+    tokenizer = Pieces([b"", b"  a", b" b", b"<|end|>"], strips=True)
+    assert push_all(tokenizer, [0, SPECIAL, 1, 2]) == ["", "", " a", " b", ""]
+
+
 def test_an_open_character_becomes_one_mark_at_the_end() -> None:
     assert push_all(Pieces([b"ok \xf0\x9f\x98"]), [0]) == ["ok ", "�"]

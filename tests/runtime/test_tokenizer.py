@@ -2,9 +2,11 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,11 +152,26 @@ def test_a_token_the_model_lacks_is_refused(byte_level: JsonTokenizer, folder: P
         JsonTokenizer(folder / "tokenizer.json", info, HE).encode("he")
 
 
-def test_threads_do_not_mix_up_special_tokens(byte_level: JsonTokenizer) -> None:
+class Slow:
+    """The inner tokenizer with a pause after its switch is set, so that another thread comes between."""
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        object.__setattr__(self, "_real", inner)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._real, name, value)
+        time.sleep(0.001)
+
+
+def test_threads_do_not_mix_up_special_tokens(byte_level: JsonTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_level, "_inner", Slow(byte_level._inner))
     wrong: list[list[int]] = []
 
     def work(special: bool) -> None:
-        for _ in range(500):
+        for _ in range(30):
             ids = byte_level.encode("<|im_end|>", special=special, bos=False)
             if (ids == [IM_END]) != special:
                 wrong.append(ids)
