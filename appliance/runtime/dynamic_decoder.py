@@ -21,12 +21,13 @@ from appliance.bundle.vocabulary import ATTENTION_MASK, INPUT_IDS, LOGITS, LOGIT
 from appliance.errors import BundleError, ContextLengthError, DeviceError
 from appliance.runtime import providers
 from appliance.runtime.decoder import Logits
-from appliance.runtime.session import OpenSession, Placement
+from appliance.runtime.session import OpenSession, Placement, give_back_memory
 from appliance.runtime.state import Buffer, grown, new_buffer, resolve
 from appliance.targets.capabilities import Target
 
 FIRST_CAPACITY = 512
-"""Tokens of state a sequence starts with; doubled whenever it is full. See docs/LOG.md for what unused room costs."""
+"""Tokens of state a sequence starts with; doubled whenever it is full. Unused room costs no time (docs/LOG.md), but where
+the kernel gives out huge pages, touching one row of each head would make the whole context resident."""
 
 
 class DynamicState:
@@ -175,3 +176,4 @@ class DynamicDecoder:
 
     def close(self) -> None:
         self._opened = None
+        give_back_memory()

@@ -6,6 +6,7 @@ Source: onnxruntime 1.32, `session.record_ep_graph_assignment_info` and `get_pro
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,16 @@ def joined(placements: Sequence[Placement]) -> Placement:
     # A pair of which one half fell back is named after the half that did.
     provider = next((one.provider for one in placements if one.fallbacks), placements[0].provider)
     return Placement(provider, tuple(counts.most_common()), fallbacks)
+
+
+def give_back_memory() -> None:
+    """Hand freed pages back to the system, where the C library can (glibc); call it after a session is gone.
+
+    Closing a session frees its weights into the C library's pool, which by itself keeps half of them resident.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _named(operators: Counter[str]) -> str:

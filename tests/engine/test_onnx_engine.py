@@ -158,13 +158,15 @@ def test_interactive_goes_before_job_at_every_step_and_each_kind_in_order() -> N
 def test_a_reader_who_does_not_read_blocks_nobody_and_loses_nothing() -> None:
     decoder = FakeDecoder()
     with engine_over(decoder) as engine:
-        slow = engine.stream(request("slow", max_tokens=400))
+        slow = engine.stream(request("slow", max_tokens=400, logprobs=0))
         quick = list(engine.stream(request("quick")))
         assert finished(quick).reason == "length"
         events = list(slow)
         assert len(events) <= PENDING + 2
         assert text_of(events) == text_of(list(engine.stream(request("slow", max_tokens=400))))
         assert len(text_of(events)) == 400
+        said = [one for event in events if isinstance(event, Delta) for one in event.logprobs]
+        assert b"".join(one.bytes for one in said).decode() == text_of(events)
 
 
 @pytest.mark.parametrize("when", ["prefill", "decode", "waiting", "parked"])
