@@ -16,7 +16,7 @@ from tests.runtime.gqa_model import GqaModel, random_model
 
 
 def decoder_of(model: GqaModel, folder: Path, chunk: int = 16, update: str = "inplace") -> DynamicDecoder:
-    opened = cpu.open_session(model.save(folder / "model.onnx"), load("cpu"), SessionChoice(threads=1))
+    opened = cpu.open_session(model.save(folder / "model.onnx"), load("cpu"), SessionChoice(threads=1, forbid_fallback=True))
     return DynamicDecoder(opened, model.variant(chunk, update), model.vocab)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance.errors import BundleError, DeviceError
 from appliance.runtime.providers import SessionChoice
-from appliance.runtime.session import FORBID_FALLBACK, RECORD_PLACEMENT, OpenSession, read_placement
+from appliance.runtime.session import RECORD_PLACEMENT, OpenSession, read_placement
 from appliance.targets.capabilities import Target
 
 PROVIDER = "CPUExecutionProvider"
@@ -24,8 +24,7 @@ def open_session(path: Path, target: Target, choice: SessionChoice) -> OpenSessi
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     entries = {RECORD_PLACEMENT: "1"} | dict(choice.overrides)
-    if choice.forbid_fallback:
-        entries[FORBID_FALLBACK] = "1"
+    # `choice.forbid_fallback` asks nothing here: this is what others fall back to, and onnxruntime refuses the combination.
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     try:
