@@ -94,6 +94,11 @@ def _write(path: Path, content: bytes) -> Path:
     return path
 
 
+def test_a_pickle_is_not_wanted_whatever_its_name_says() -> None:
+    assert files.is_wanted("LICENSE") and files.is_wanted("sub/LICENSE.txt")
+    assert not any(files.is_wanted(name) for name in ("LICENSE.pkl", "LICENSE.BIN", "config.json.pt", "NOTICE.pickle"))
+
+
 def test_a_wheel_gives_its_model_and_nothing_else(home: Path, tmp_path: Path) -> None:
     inside = {"pkg/deep/m.gguf": gguf_bytes(), "pkg/__init__.py": b"boom()", "pkg/deep/config.json": b"{}"}
     assert pull(str(write_wheel(tmp_path, "pkg", inside)), "--name", "m") == 0
@@ -221,7 +226,8 @@ def test_a_stick_is_found_where_it_is_mounted(
     _write(stick / "tiny.gguf", gguf_bytes())
     mounts = tmp_path / "mounts"
     escaped = str(stick).replace(" ", "\\040")
-    mounts.write_text(f"proc /proc proc rw 0 0\n/dev/sdb1 {escaped} vfat rw 0 0\nnone {tmp_path} tmpfs rw 0 0\n")
+    mounts.write_text(f"proc /proc proc rw 0 0\n/dev/sdb1 {escaped} vfat rw 0 0\nnone {tmp_path}/ram tmpfs rw 0 0\n")
+    (tmp_path / "ram").mkdir()
     monkeypatch.setattr(usb, "MOUNTS", mounts)
     monkeypatch.setattr(usb, "PLACES", (f"{tmp_path}/",))
     assert usb.mounted() == [stick]
