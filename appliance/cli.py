@@ -31,6 +31,7 @@ from appliance.errors import ApplianceError, StorageError
 GROUP = "appliance.commands"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = 130
+PIPE_CLOSED = 141  # as a shell reports the signal that usually ends such a writer
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of a pipe went away ("appliance models | head"): that is no failure worth a word.
+    except (BrokenPipeError, SystemExit) as ending:
+        # The reader of a pipe went away ("appliance models | head"): that is no failure worth a word. The parser, where
+        # it sees that first, exits by itself.
+        if not isinstance(ending, BrokenPipeError) and not isinstance(ending.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
+        return PIPE_CLOSED
     except Exception as failure:
         if debug:
             traceback.print_exc()
