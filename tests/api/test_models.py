@@ -1,11 +1,16 @@
 """Which models there are, and whether the appliance is ready."""
 
+import asyncio
 import threading
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
+from appliance.api.app import create_app
+from appliance.api.settings import ApiSettings
+from appliance.engine.pool import ModelPool
 from appliance.errors import BundleError
 from tests.api.conftest import Serve
 from tests.api.fake_engine import PROVIDER, FakeEngine, install_bundle, wait_until
@@ -74,3 +79,15 @@ def test_the_openapi_document_needs_no_network(serve: Serve, tmp_path: Path) -> 
     paths = served.http.get("/openapi.json").json()["paths"]
     assert {"/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/healthz", "/readyz"} <= set(paths)
     assert served.http.get("/docs").status_code == 404
+
+
+@pytest.mark.parametrize(("preloaded", "status"), [(True, 503), (False, 200)])
+def test_a_model_not_loaded_yet_is_unready_only_if_it_was_to_be_preloaded(tmp_path: Path, preloaded: bool, status: int) -> None:
+    install_bundle(tmp_path)
+    app = create_app(ModelPool(tmp_path, lambda bundle: FakeEngine()), ApiSettings(preloaded=preloaded))
+
+    async def ask() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://appliance") as client:
+            return (await client.get("/readyz")).status_code
+
+    assert asyncio.run(ask()) == status

@@ -1,7 +1,6 @@
 """Which model a name means, and that each is loaded once."""
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,20 @@ from appliance.bundle.store import Bundle
 from appliance.engine.catalog import read_catalog
 from appliance.engine.pool import ModelPool
 from appliance.errors import BundleError, ModelNotFound, Unavailable
-from tests.api.fake_engine import FakeEngine, install_bundle
+from tests.api.fake_engine import FakeEngine, install_bundle, wait_until
 
 
 class Opener:
     """Opens fake engines and remembers them."""
 
-    def __init__(self, delay: float = 0.0):
+    def __init__(self, gate: threading.Event | None = None):
         self.opened: list[str] = []
         self.engines: list[FakeEngine] = []
-        self.delay = delay
+        self.gate = gate
 
     def __call__(self, bundle: Bundle) -> FakeEngine:
         self.opened.append(bundle.manifest.name)
-        time.sleep(self.delay)
+        assert self.gate is None or self.gate.wait(10)
         self.engines.append(FakeEngine())
         return self.engines[-1]
 
@@ -59,14 +58,15 @@ def test_the_catalog_hides_nothing_behind_a_damaged_bundle(tmp_path: Path) -> No
 
 def test_many_callers_load_a_model_once(tmp_path: Path) -> None:
     install_bundle(tmp_path, "a")
-    opener = Opener(delay=0.05)
+    gate = threading.Event()
+    opener = Opener(gate)
     pool = ModelPool(tmp_path, opener)
     found: list[object] = []
     threads = [threading.Thread(target=lambda: found.append(pool.model("a").engine)) for _ in range(8)]
     for thread in threads:
         thread.start()
-    time.sleep(0.02)
-    assert pool.status("a").condition == "loading"
+    assert wait_until(lambda: pool.status("a").condition == "loading")
+    gate.set()
     for thread in threads:
         thread.join()
     assert opener.opened == ["a"] and len(set(map(id, found))) == 1
