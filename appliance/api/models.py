@@ -21,17 +21,18 @@ def models_router(pool: ModelPool) -> APIRouter:
     async def list_models() -> ModelList:
         """Every installed model."""
         catalog = await run_in_threadpool(pool.catalog)
-        return ModelList(data=[_card(pool, bundle) for bundle in catalog.bundles.values()])
+        return ModelList(data=[card(pool, bundle) for bundle in catalog.bundles.values()])
 
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(model: str) -> ModelCard:
         """One model by id or alias; ids may hold slashes."""
-        return _card(pool, await run_in_threadpool(pool.find, model))
+        return card(pool, await run_in_threadpool(pool.find, model))
 
     return router
 
 
-def _card(pool: ModelPool, bundle: Bundle) -> ModelCard:
+def card(pool: ModelPool, bundle: Bundle) -> ModelCard:
+    """How one model is described."""
     manifest = bundle.manifest
     status = pool.status(manifest.name)
     stats = status.model.engine.stats() if status.model else None

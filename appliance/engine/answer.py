@@ -17,11 +17,12 @@ from appliance.runtime.tokenizer import Tokenizer
 
 @dataclass
 class Counts:
-    """Totals since the engine was made; written by the worker thread alone."""
+    """Totals since the engine was made, and the newest speed; written by the worker thread alone."""
 
     steps: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    tokens_per_second: float | None = None
 
 
 class Answer:
@@ -100,6 +101,8 @@ class Answer:
         self._steps = None  # lets go of the state at once, not when the reader is done
         began = time.perf_counter() if self._started is None else self._started
         timings = Timings(began - self._submitted, self._prefill, self._decode)
+        if self._completion_tokens > 1 and self._decode > 0:
+            self._counts.tokens_per_second = (self._completion_tokens - 1) / self._decode
         self.stream.put(Finished(reason, self._prompt_tokens, self._completion_tokens, 0, timings))
 
     def _fail(self, failure: ApplianceError) -> None:

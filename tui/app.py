@@ -1,0 +1,65 @@
+"""The terminal application: its screens, its keys everywhere, its end.
+
+Knows: what holds on every screen. Does not know: what is on one, or how the daemon is asked.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Protocol, runtime_checkable
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from tui.client import Client
+from tui.screens.chat import ChatScreen
+from tui.screens.dialogs import HelpDialog
+
+
+@runtime_checkable
+class HasPalette(Protocol):
+    """A screen with commands of its own."""
+
+    def palette(self) -> Iterable[SystemCommand]:
+        """What the command palette offers on it."""
+
+
+class ApplianceApp(App[None]):
+    """A client of one daemon.
+
+    Args:
+        client: the daemon; closed at the end.
+        clock: seconds, for the speed of answers.
+    """
+
+    TITLE = "appliance"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "help", "Help"),
+        Binding("ctrl+q", "quit", "Quit", priority=True),
+    ]
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._client = client
+        self._chat = ChatScreen(client, clock)
+
+    def on_mount(self) -> None:
+        self.push_screen(self._chat)
+
+    def action_help(self) -> None:
+        """Show what the keys do."""
+        if not isinstance(self.screen, HelpDialog):
+            self.push_screen(HelpDialog())
+
+    async def action_quit(self) -> None:
+        """Stop what is going on, keep what has come, and end."""
+        await self._chat.wind_up()
+        await self._client.close()
+        self.exit()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The commands of the screen, then those of every screen."""
+        if isinstance(screen, HasPalette):
+            yield from screen.palette()
+        yield from super().get_system_commands(screen)
