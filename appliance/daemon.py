@@ -3,6 +3,7 @@
 Knows: sockets, signals, the order of start and stop. Does not know: routes, or what an engine does.
 
     bind every address -> load the default model on a thread -> serve until a signal -> let answers end -> unload
+    told to the service manager: loading -> READY -> WATCHDOG while every decode loop moves -> STOPPING
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +24,8 @@ from appliance.api.app import create_app
 from appliance.api.settings import ApiSettings
 from appliance.config import Address, Config
 from appliance.engine.pool import ModelPool
-from appliance.errors import ApplianceError, ConfigError
+from appliance.errors import ApplianceError, ConfigError, Unavailable
+from appliance.notify import Notifier, Watchdog
 
 BACKLOG = 128
 
@@ -34,13 +36,18 @@ class Daemon:
     Args:
         config: its settings.
         pool: the models it serves; unloaded when the run ends.
+        notifier: the service manager, if one started it.
     """
 
-    def __init__(self, config: Config, pool: ModelPool):
+    def __init__(self, config: Config, pool: ModelPool, notifier: Notifier = Notifier()):
         self._config = config
         self._pool = pool
+        self._notifier = notifier
+        self._watchdog = Watchdog(notifier, self._ticks)
+        self._settled: str | None = None if config.models.preload else "serving; models are loaded on first use"
+        self._ready = False
         self._log = structlog.get_logger()
-        self._server = _Server(self._uvicorn())
+        self._server = _Server(self._uvicorn(), lambda: notifier.send("STOPPING=1", "STATUS=stopping"))
         self.addresses: tuple[str, ...] = ()
         """Where it listens, once it does: URLs, and unix:PATH."""
 
@@ -58,6 +65,7 @@ class Daemon:
             sockets = bind(self._config, cleanup)
             cleanup.callback(self._pool.close)
             if self._config.models.preload:
+                self._notifier.send("STATUS=loading the default model")
                 threading.Thread(target=self._preload, name="preload", daemon=True).start()
             self.addresses = tuple(describe(one) for one in sockets)
             for address in self.addresses:
@@ -77,6 +85,8 @@ class Daemon:
             server_header=False,
             lifespan="off",
             timeout_graceful_shutdown=server.stop_seconds,
+            callback_notify=self._tell,
+            timeout_notify=0,  # at every chance, which is once a second
         )
 
     def _preload(self) -> None:
@@ -84,14 +94,48 @@ class Daemon:
             model = self._pool.model()
         except ApplianceError as failure:
             self._log.error("no model loaded", reason=str(failure))
+            self._settled = f"serving without a default model: {failure}"
         except Exception as failure:  # on a thread nobody joins: the log is where it is told; readyz says it failed
             self._log.error("the default model failed to load", exc_info=failure)
+            self._settled = "serving without a default model: it failed to load, see the log"
         else:
-            self._log.info("model loaded", model=model.id, provider=model.engine.stats().provider)
+            provider = model.engine.stats().provider
+            self._log.info("model loaded", model=model.id, provider=provider)
+            self._settled = f"serving {model.id} on {provider}"
+
+    async def _tell(self) -> None:
+        """Called by the event loop once a second: if it hangs, nothing is told, and the watchdog starves.
+
+        Ready also after the default model failed to load: a restart would not mend that, other models can still answer,
+        and `/readyz` and the status say what is wrong.
+        """
+        if self._settled is not None and not self._ready:
+            self._ready = True
+            self._notifier.send("READY=1", f"STATUS={self._settled}")
+        self._watchdog.look()
+
+    def _ticks(self) -> dict[str, int]:
+        found = {}
+        for model in self._pool.loaded():
+            with contextlib.suppress(Unavailable):  # unloaded since
+                found[model.id] = model.engine.stats().ticks
+        return found
 
 
 class _Server(uvicorn.Server):
-    """uvicorn ends a run by raising the stop signal again, which kills the process before it has cleaned up."""
+    """uvicorn ends a run by raising the stop signal again, which kills the process before it has cleaned up.
+
+    Args:
+        stopping: called once when a run begins to end, before it waits for running answers.
+    """
+
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]):
+        super().__init__(config)
+        self._stopping = stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

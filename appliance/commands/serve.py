@@ -3,6 +3,7 @@
 Knows: options and how they change the settings. Does not know: how serving works (`appliance.daemon`).
 """
 
+import os
 from pathlib import Path
 
 import typer
@@ -26,6 +27,7 @@ def serve(
     from appliance.daemon import Daemon
     from appliance.engine.pool import ModelPool, open_onnx
     from appliance.logs import configure_logs
+    from appliance.notify import read_notifier
 
     settings = override(load_config(config), model=model, host=host, port=port, threads=threads)
     configure_logs(settings.log)
@@ -34,7 +36,7 @@ def serve(
     pool = ModelPool(settings.paths.models, open_engine, default=models.default, aliases=models.aliases)
     if model:
         pool.find(model)  # an unknown name is refused before anything is bound
-    Daemon(settings, pool).run()
+    Daemon(settings, pool, read_notifier(os.environ)).run()
     return 0
 
 

@@ -146,6 +146,7 @@ class OnnxEngine:
             steps=self._counts.steps,
             prompt_tokens=self._counts.prompt_tokens,
             completion_tokens=self._counts.completion_tokens,
+            ticks=worker.ticks,
         )
 
     def _loaded(self) -> tuple[OpenModel, Worker]:

@@ -126,6 +126,12 @@ class ModelPool:
             place = self._places.get(model)
         return place.status if place else Status("unloaded")
 
+    def loaded(self) -> tuple[LoadedModel, ...]:
+        """The models that can answer now; never waits."""
+        with self._lock:
+            places = list(self._places.values())
+        return tuple(model for place in places if (model := place.status.model) is not None)
+
     def close(self) -> None:
         """Unload everything and refuse from now on. An engine that is being loaded is waited for."""
         with self._lock:

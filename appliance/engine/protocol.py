@@ -124,9 +124,12 @@ class EngineStats:
     context_length: int
     waiting: int
     running: int
-    steps: int  # decode steps so far: the watchdog's tick
+    steps: int  # decode steps so far
     prompt_tokens: int
     completion_tokens: int
+    ticks: int
+    """How often the loop that does the work went round: at every decode step, every prefill chunk, and at least once a
+    second while idle. A loop that hangs does not count, so it must be counted by the loop's own thread."""
 
 
 class Stream(Protocol):

@@ -14,6 +14,9 @@ from typing import Protocol
 from appliance.engine.protocol import Priority
 from appliance.errors import Unavailable
 
+IDLE_SECONDS = 1.0
+"""How long the thread sleeps at most, so that an idle loop can be told from one that hangs."""
+
 
 class Work(Protocol):
     """Something to be done in steps."""
@@ -42,6 +45,7 @@ class Worker:
         self._jobs: deque[Work] = deque()
         self._current: Work | None = None
         self._stopping = False
+        self._ticks = 0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -55,6 +59,11 @@ class Worker:
     def running(self) -> int:
         """1 while something runs."""
         return int(self._current is not None)
+
+    @property
+    def ticks(self) -> int:
+        """Rounds of the thread: one a step, and one a second while there is nothing to do."""
+        return self._ticks
 
     def submit(self, work: Work) -> None:
         """Queue `work`. `Unavailable` when too much waits or the worker stops."""
@@ -93,15 +102,21 @@ class Worker:
 
     def _run(self) -> None:
         while (work := self._choose()) is not None:
-            if work.advance():
+            over = work.advance()
+            self._ticks += 1
+            if over:
                 with self._changed:
                     self._current = None
             del work  # the thread's frame must not keep an answer's state alive while it waits for the next one
 
+    def _has_work(self) -> bool:
+        return bool(self._stopping or self._current or self._interactive or self._jobs)
+
     def _choose(self) -> Work | None:
         """Whose step comes next; waits until there is one. None = stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._current or self._interactive or self._jobs)
+            while not self._changed.wait_for(self._has_work, IDLE_SECONDS):
+                self._ticks += 1
             if self._stopping:
                 return None
             if self._current is not None and self._current.priority == "job" and self._interactive:

@@ -129,7 +129,7 @@ class FakeEngine:
         raise NotImplementedError
 
     def stats(self) -> EngineStats:
-        return EngineStats("fake", PROVIDER, self.fallbacks, self.context, 0, 0, 0, 0, 0)
+        return EngineStats("fake", PROVIDER, self.fallbacks, self.context, 0, 0, 0, 0, 0, ticks=time.monotonic_ns())
 
 
 def install_bundle(models: Path, name: str = "fake/model") -> Bundle:

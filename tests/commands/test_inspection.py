@@ -114,7 +114,7 @@ class TimedEngine:
         yield Finished("length", length, request.max_tokens, 0, timings)
 
     def stats(self) -> EngineStats:
-        return EngineStats("small", "Fake", (), self.context, 0, 0, 0, 0, 0)
+        return EngineStats("small", "Fake", (), self.context, 0, 0, 0, 0, 0, 0)
 
 
 def test_bench_takes_the_median_and_says_what_does_not_fit(
