@@ -1,0 +1,138 @@
+"""Citations made and checked by code.
+
+    summary --split--> sentence --bind--> best supporting quote of a passage --check--> verified | why not
+
+Knows: sentences, numbers, how much of a sentence a quote must carry. Does not know: models, or how documents are read.
+A small model cannot be trusted to cite. So it only writes sentences; this file ties each to the passage that supports it best,
+with a quote copied from there, and drops what nothing supports. The check reads the source from disk anew and trusts
+neither the index nor the report.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+
+from appliance.errors import ApplianceError
+from appliance.jobs.draft import Claim, Passage
+
+LEAST_SUPPORT = 0.5
+"""Share of a sentence's content words that its quote must hold. Words are compared by their first letters, so that "requires"
+meets "required"; below a half, unrelated sentences about the same subject begin to pass."""
+STEM = 5  # letters
+MOST_QUOTED = 3  # sentences in a row
+LONGEST_QUOTE = 600  # characters
+
+_BOUNDARY = re.compile(
+    r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?![a-z])"  # not after "e.g." and the like
+    r"|(?<=[。！？])"
+    r"|\n\s*\n"
+    r"|\n(?=\s*(?:[-*+•#|>]|\d{1,2}[.)]\s))"  # a list's next item
+)
+_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_LIST_MARK = re.compile(r"^\s*(?:[-*+•]|\d{1,2}[.)])\s+|^\s*#+\s+|\*\*|`|^\s*>\s+")
+_FUNCTION_WORDS = (
+    "a an and are as at be been by can could did do does for from had has have he her his how i if in into is it its may more "
+    "most must no not of on or our she should so some such than that the their them then there these they this those to was "
+    "we were what when where which who will with would you your document text passage summary section according also"
+)
+_NO_CONTENT = frozenset(_FUNCTION_WORDS.split())
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text, without list marks and emphasis; headings and table rules are left out."""
+    found = []
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith(("#", "|", "---", "```")):
+            continue
+        line = _LIST_MARK.sub("", line).strip()
+        found += [line[start:end].strip() for start, end in _spans(line)]
+    return found
+
+
+def normalize(text: str) -> str:
+    """What does not count when texts are compared: runs of white space, and how characters are composed."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def numbers(text: str) -> set[str]:
+    """Numbers as they are written, without thousands commas."""
+    return {re.sub(r",(?=\d{3}\b)", "", found) for found in _NUMBER.findall(text)}
+
+
+def support(sentence: str, quote: str) -> float:
+    """Share of the sentence's content words that the quote holds, 0 to 1; 0 when a number of it is not in the quote."""
+    if numbers(sentence) - numbers(quote):
+        return 0.0
+    words = _content(sentence)
+    return len(words & _content(quote)) / len(words) if words else 0.0
+
+
+def bind(sentence: str, passages: Sequence[Passage]) -> Claim | None:
+    """The sentence with the quote that supports it best; None when no passage does."""
+    best, claim = LEAST_SUPPORT, None
+    for passage in passages:
+        for quote in _quotes(passage.text):
+            score = support(sentence, quote) - len(quote) / 1e6  # of equal quotes the shortest
+            if score + 1e-3 >= LEAST_SUPPORT and (claim is None or score > best):
+                best, claim = score, Claim(sentence=sentence, path=passage.path, anchor=passage.anchor, quote=quote)
+    return claim
+
+
+def bind_all(text: str, passages: Sequence[Passage]) -> tuple[tuple[Claim, ...], int]:
+    """Every sentence of `text` that a passage supports, each once, and how many none does."""
+    claims: dict[str, Claim] = {}
+    dropped = 0
+    for sentence in split_sentences(text):
+        claim = bind(sentence, passages)
+        if claim is None:
+            dropped += 1
+        else:
+            claims.setdefault(normalize(sentence).lower(), claim)
+    return tuple(claims.values()), dropped
+
+
+def check(claim: Claim, locate: Callable[[str, str], str]) -> str | None:
+    """Why a claim does not hold against its source as it is on disk now; None when it does.
+
+    Args:
+        claim: what is claimed.
+        locate: path, anchor -> the source's text there; raises an `ApplianceError` when there is none.
+    """
+    try:
+        source = locate(claim.path, claim.anchor)
+    except ApplianceError as failure:
+        return failure.what
+    except OSError as failure:
+        return f"the source cannot be read: {failure.strerror}"
+    if not claim.quote.strip() or normalize(claim.quote) not in normalize(source):
+        return "the quote is not in the source"
+    missing = sorted(numbers(claim.sentence) - numbers(claim.quote))
+    if missing:
+        return f"{', '.join(missing)} is not in the quote"
+    if support(claim.sentence, claim.quote) < LEAST_SUPPORT:
+        return "the quote does not support the sentence"
+    return None
+
+
+def _quotes(text: str) -> list[str]:
+    """Pieces of a text that may stand as a quote: up to three sentences in a row, copied as they are."""
+    spans = _spans(text)
+    quotes = []
+    for first in range(len(spans)):
+        for last in range(first, min(first + MOST_QUOTED, len(spans))):
+            quote = text[spans[first][0] : spans[last][1]].strip()
+            if len(quote) <= LONGEST_QUOTE:
+                quotes.append(quote)
+    return quotes
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    """Start and end of each sentence that says something."""
+    edges = [0, *(at for found in _BOUNDARY.finditer(text) for at in found.span()), len(text)]
+    return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if _content(text[start:end])]
+
+
+def _content(text: str) -> set[str]:
+    words = (word.lower() for word in _WORD.findall(unicodedata.normalize("NFC", text)))
+    return {word[:STEM] for word in words if word not in _NO_CONTENT and (len(word) > 1 or word.isdigit() or ord(word) > 0x2E7F)}

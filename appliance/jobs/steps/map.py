@@ -1,0 +1,64 @@
+"""Step `map`: a short summary of each document, every sentence of it tied to a passage.
+
+Knows: one document at a time. Does not know: how passages were found, or whether their quotes still hold.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from appliance.jobs.citations import bind_all, split_sentences
+from appliance.jobs.draft import Claim, Passage, Section
+from appliance.jobs.summary import LONGEST_TEXT, ask
+from appliance.jobs.work import Work
+from appliance.strict import StrictModel
+
+TOOLS: tuple[str, ...] = ()
+
+
+class Settings(StrictModel):
+    """Keys of the step."""
+
+    kind: Literal["map"]
+    prompt: str = Field(
+        default="Summarize this text in at most three sentences.", min_length=1, description="Asked per document."
+    )
+    max_tokens: int = Field(default=160, ge=1, le=8192, description="Length of each answer at most.")
+
+
+def run(work: Work, settings: Settings, name: str) -> None:
+    """One section of claims per document that has passages."""
+    for at, document in enumerate(work.draft.ready):
+        passages = [passage for passage in work.draft.passages if passage.path == document.path]
+        if not passages:
+            continue
+        title = Path(document.path).name
+        result = ask(work, f"{name}.{at}", settings.prompt, f"Text of {title}", _clip(passages), settings.max_tokens)
+        if result.error is not None:
+            work.draft.failures.append(f"no summary of {title}: {result.error}")
+            continue
+        claims, dropped = bind_all(str(result.output), passages)
+        if not claims:
+            claims = _leading(passages)
+        work.draft.sections.append(Section(title=title, path=document.path, claims=claims, dropped=dropped))
+
+
+def _clip(passages: list[Passage]) -> list[str]:
+    """Texts of the passages, as many as fit."""
+    texts, left = [], LONGEST_TEXT
+    for passage in passages:
+        texts.append(passage.text[:left])
+        left -= len(texts[-1])
+        if left <= 0:
+            break
+    return texts
+
+
+def _leading(passages: list[Passage]) -> tuple[Claim, ...]:
+    """The document's own first sentence, where nothing the model said can be tied to it."""
+    for passage in passages:
+        if sentences := split_sentences(passage.text):
+            claim = sentences[0]
+            return bind_all(claim, [passage])[0]
+    return ()
