@@ -3,24 +3,20 @@
 Knows: the endpoint as a client sees it, the pool as a caller does. Does not know: terminals.
 """
 
-import contextlib
 import json
 import secrets
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
+from appliance.client import find_daemon, refusal
 from appliance.config import Config
 from appliance.engine.pool import ModelPool, open_onnx
 from appliance.engine.protocol import ChatPrompt, Delta, Finished, GenerateRequest, Sampling, Started
-from appliance.errors import ApplianceError, BadInput, ModelNotFound, Unavailable
-
-PROBE_SECONDS = 2.0
-
+from appliance.errors import ApplianceError, ModelNotFound, Unavailable
 
 @dataclass(frozen=True)
 class Question:
@@ -98,7 +94,7 @@ class DaemonAnswerer:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise _refusal(response)
+                    raise refusal(response)
                 yield from _read_events(response, clock)
         except httpx.TransportError as failure:
             reason = str(failure) or type(failure).__name__
@@ -169,50 +165,11 @@ class _Clock:
 
 def find_answerer(config: Config, *, local: bool = False) -> Answerer:
     """The daemon of these settings if it answers, unless `local`; else the models in this process."""
-    if not local and (client := _find_daemon(config)) is not None:
+    if not local and (client := find_daemon(config)) is not None:
         return DaemonAnswerer(client)
     engine, models = config.engine, config.models
     open_engine = open_onnx(engine.target, engine.threads, config.paths.targets)
     return LocalAnswerer(ModelPool(config.paths.models, open_engine, default=models.default, aliases=models.aliases))
-
-
-def _find_daemon(config: Config) -> httpx.Client | None:
-    if config.server.socket and config.socket_path.is_socket():
-        client = _client("http://appliance", config.socket_path)
-        if _answers(client):
-            return client
-    for address in config.server.addresses:
-        client = _client(f"http://{address}")
-        if _answers(client):
-            return client
-    return None
-
-
-def _client(url: str, socket_path: Path | None = None) -> httpx.Client:
-    transport = httpx.HTTPTransport(uds=str(socket_path)) if socket_path else httpx.HTTPTransport()
-    # A long prompt may take minutes before its first token; only the connection itself has a limit. Proxies of the
-    # environment are for the network, not for this machine.
-    return httpx.Client(base_url=url, transport=transport, timeout=httpx.Timeout(None, connect=PROBE_SECONDS), trust_env=False)
-
-
-def _answers(client: httpx.Client) -> bool:
-    """Whether an appliance answers there; a client that is of no use is closed."""
-    with contextlib.suppress(httpx.TransportError, ValueError):
-        if client.get("/healthz", timeout=PROBE_SECONDS).json() == {"status": "ok"}:
-            return True
-    client.close()
-    return False
-
-
-def _refusal(response: httpx.Response) -> ApplianceError:
-    """The daemon's error as one of ours, so that it ends in the same line and exit code as in-process."""
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"the daemon answered with HTTP {response.status_code}"
-    if response.status_code == 503:
-        return Unavailable(message)
-    return BadInput(message) if response.status_code < 500 else ApplianceError(message)
 
 
 def _read_events(response: httpx.Response, clock: _Clock) -> Answer:
