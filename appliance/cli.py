@@ -3,7 +3,8 @@
 Knows: where verbs live and how a failure is shown. Does not know: what any verb does.
 
 A verb is a file `appliance/commands/<verb>.py` with a function of the file's name and a text `EXAMPLE`; other packages
-add theirs as entry points of the group "appliance.commands" ("package.module:function"). Names, summaries and examples
+add theirs as entry points of the group "appliance.commands" ("package.module:function"). A module with a table `COMMANDS`
+has verbs of its own below that one, as in `appliance job run`. Names, summaries and examples
 are read from the source text, so that help imports no verb; a verb is imported when it is run.
 """
 
@@ -94,10 +95,18 @@ class Verbs(typer.core.TyperGroup):
 
 def load(verb: Verb) -> Any:
     """Import a verb and make the command of it."""
-    function: Callable[..., int | None] = getattr(importlib.import_module(verb.module), verb.function)
+    module = importlib.import_module(verb.module)
+    function: Callable[..., int | None] = getattr(module, verb.function)
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     # \b keeps the lines of the example as they are.
-    app.command(verb.name, epilog=f"\b\nExample:\n  {verb.example}", no_args_is_help=False)(function)
+    epilog = f"\b\nExample:\n  {verb.example}"
+    inner: dict[str, Callable[..., int | None]] = getattr(module, "COMMANDS", {})
+    if inner:
+        app.callback(epilog=epilog, no_args_is_help=True)(function)
+        for name, one in inner.items():
+            app.command(name)(one)
+    else:
+        app.command(verb.name, epilog=epilog, no_args_is_help=False)(function)
     return typer.main.get_command(app)
 
 

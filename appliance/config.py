@@ -84,6 +84,8 @@ class Paths(StrictModel):
         description="The Unix socket. Default: $XDG_RUNTIME_DIR/appliance, or `run` in the state folder where there is none."
     )
     targets: Folder = Field(description="Vendors' own target files. Default: `targets.d` beside the configuration file.")
+    jobs: Folder = Field(description="Job files, one a job. Default: `jobs.d` beside the configuration file.")
+    reports: Folder = Field(description="What jobs wrote. Default: $XDG_DATA_HOME/appliance/reports.")
 
 
 class Server(StrictModel):
@@ -203,4 +205,6 @@ def _default_paths(environment: Mapping[str, str], config_folder: Path) -> dict[
         "state": state,
         "runtime": runtime / "appliance" if runtime.is_absolute() else state / "run",
         "targets": config_folder / "targets.d",
+        "jobs": config_folder / "jobs.d",
+        "reports": _xdg(environment, "XDG_DATA_HOME", ".local/share") / "reports",
     }

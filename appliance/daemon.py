@@ -9,6 +9,7 @@ Knows: sockets, signals, the order of start and stop. Does not know: routes, or 
 import contextlib
 import errno
 import os
+import secrets
 import signal
 import socket
 import stat
@@ -25,9 +26,14 @@ from appliance.api.settings import ApiSettings
 from appliance.config import Address, Config
 from appliance.engine.pool import ModelPool
 from appliance.errors import ApplianceError, ConfigError, Unavailable
+from appliance.jobs.endpoint import Endpoint
+from appliance.jobs.service import JobService
 from appliance.notify import Notifier, Watchdog
+from appliance.store.conversations import Conversations
 
 BACKLOG = 128
+DATABASE = "appliance.db"
+"""In the state folder: what the appliance keeps for its clients."""
 
 
 class Daemon:
@@ -37,17 +43,21 @@ class Daemon:
         config: its settings.
         pool: the models it serves; unloaded when the run ends.
         notifier: the service manager, if one started it.
+        jobs: works through scheduled jobs while the run lasts; None = there are none.
     """
 
-    def __init__(self, config: Config, pool: ModelPool, notifier: Notifier = Notifier()):
+    def __init__(self, config: Config, pool: ModelPool, notifier: Notifier = Notifier(), jobs: JobService | None = None):
         self._config = config
         self._pool = pool
         self._notifier = notifier
         self._watchdog = Watchdog(notifier, self._ticks)
         self._settled: str | None = None if config.models.preload else "serving; models are loaded on first use"
         self._ready = False
+        self._conversations = Conversations(config.paths.state / DATABASE)
         self._log = structlog.get_logger()
-        self._server = _Server(self._uvicorn(), lambda: notifier.send("STOPPING=1", "STATUS=stopping"))
+        self._jobs = jobs
+        self._job_key = secrets.token_urlsafe(32)
+        self._server = _Server(self._uvicorn(), self._begin_stop)
         self.addresses: tuple[str, ...] = ()
         """Where it listens, once it does: URLs, and unix:PATH."""
 
@@ -59,10 +69,12 @@ class Daemon:
         """Serve until SIGTERM or SIGINT; a second signal does not wait for running answers.
 
         Raises:
-            ConfigError: an address is taken, cannot be bound, or would be reachable from other machines.
+            ConfigError: an address is taken, cannot be bound, or would be reachable from other machines; or another daemon
+                works on the jobs of this state folder.
         """
         with contextlib.ExitStack() as cleanup:
             sockets = bind(self._config, cleanup)
+            cleanup.callback(self._conversations.close)
             cleanup.callback(self._pool.close)
             if self._config.models.preload:
                 self._notifier.send("STATUS=loading the default model")
@@ -70,15 +82,31 @@ class Daemon:
             self.addresses = tuple(describe(one) for one in sockets)
             for address in self.addresses:
                 self._log.info("listening", address=address)
+            if self._jobs is not None:
+                cleanup.callback(self._jobs.stop)
+                self._jobs.start(self._endpoint())
             self._server.run(sockets)
             self._log.info("stopping")
         self._log.info("stopped")
 
+    def _endpoint(self) -> Endpoint:
+        """Where jobs reach the models: over the socket, which only this user may open, if there is one."""
+        socket_path = self._config.socket_path if self._config.server.socket else None
+        url = "http://appliance" if socket_path else next(one for one in self.addresses if one.startswith("http"))
+        return Endpoint(url, socket_path, self._job_key)
+
+    def _begin_stop(self) -> None:
+        self._notifier.send("STOPPING=1", "STATUS=stopping")
+        if self._jobs is not None:
+            self._jobs.park()
+
     def _uvicorn(self) -> uvicorn.Config:
         server = self._config.server
-        settings = ApiSettings(max_body=int(server.max_body_mib * 2**20), preloaded=self._config.models.preload)
+        settings = ApiSettings(
+            max_body=int(server.max_body_mib * 2**20), preloaded=self._config.models.preload, job_key=self._job_key
+        )
         return uvicorn.Config(
-            create_app(self._pool, settings),
+            create_app(self._pool, settings, self._conversations, self._jobs),
             log_config=None,  # ours is configured by the composer
             log_level="warning",
             access_log=False,  # the request log says it, with an id

@@ -21,7 +21,9 @@ def starter_gguf() -> Path:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder that every command of the test uses: settings, models, cache and state lie in it."""
-    folders = "\n".join(f'{key} = "{tmp_path / key}"' for key in ("models", "cache", "state", "runtime", "targets"))
+    folders = "\n".join(
+        f'{key} = "{tmp_path / key}"' for key in ("models", "cache", "state", "runtime", "targets", "jobs", "reports")
+    )
     config = tmp_path / "appliance.toml"
     config.write_text(f"[paths]\n{folders}\n\n[server]\nsocket = false\n", encoding="utf-8")
     monkeypatch.setenv("APPLIANCE_CONFIG", str(config))

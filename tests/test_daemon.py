@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 def settings(folder: Path, listen: str = "127.0.0.1:0", more: str = "") -> dict[str, str]:
     """An environment whose appliance lives in `folder`."""
-    names = ("models", "cache", "state", "runtime", "targets")
+    names = ("models", "cache", "state", "runtime", "targets", "jobs", "reports")
     paths = "".join(f'{name} = "{folder / name}"\n' for name in names)
     file = folder / "appliance.toml"
     file.write_text(f'[server]\nlisten = ["{listen}"]\nstop_seconds = 1\n{more}\n[paths]\n{paths}')

@@ -7,7 +7,7 @@ Does not know: how fields are judged (`chat_request`), how answers look (`answer
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter
@@ -19,9 +19,12 @@ from appliance.api.answer import AnswerHead, ChunkWriter, error_event, to_comple
 from appliance.api.bridge import SMOOTH, WHOLE, Bridge
 from appliance.api.chat_request import to_engine
 from appliance.api.errors import wire_error
+from appliance.api.settings import ApiSettings
 from appliance.api.wire.chat import ChatCompletion, ChatRequest
 from appliance.engine.pool import LoadedModel, ModelPool
-from appliance.engine.protocol import Delta, Event, Finished, GenerateRequest, Started, Stream
+from appliance.engine.protocol import Delta, Event, Finished, GenerateRequest, Priority, Started, Stream
+
+PRIORITY_HEADER = "x-appliance-priority"
 
 
 class Asking:
@@ -104,14 +107,15 @@ class EventStream(Response):
         return piece
 
 
-def chat_router(pool: ModelPool) -> APIRouter:
+def chat_router(pool: ModelPool, settings: ApiSettings) -> APIRouter:
     """The route over the models of `pool`."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or as server-sent events."""
-        asking = Asking(pool, body.model, to_engine(body, f"chatcmpl-{secrets.token_hex(12)}"))
+        asked = to_engine(body, f"chatcmpl-{secrets.token_hex(12)}", priority_of(request.headers, settings.job_key))
+        asking = Asking(pool, body.model, asked)
         if body.stream:
             return await _stream(asking, request, bool(body.stream_options and body.stream_options.include_usage))
         async with _bridge(asking, request.receive, WHOLE) as (bridge, _):
@@ -122,6 +126,13 @@ def chat_router(pool: ModelPool) -> APIRouter:
         return Response(answer.model_dump_json(), media_type="application/json", headers=asking.headers(events))
 
     return router
+
+
+def priority_of(headers: Mapping[str, str], job_key: str) -> Priority:
+    """ "job" only for a request that asks for it and brings the key that this daemon gave its own jobs."""
+    asked = headers.get(PRIORITY_HEADER) == "job"
+    given = headers.get("authorization", "").removeprefix("Bearer ").encode()
+    return "job" if asked and job_key and secrets.compare_digest(given, job_key.encode()) else "interactive"
 
 
 async def _stream(asking: Asking, request: Request, include_usage: bool) -> EventStream:

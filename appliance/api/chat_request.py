@@ -7,7 +7,7 @@ if they were ignored. Does not know: HTTP or answers.
 from typing import Any
 
 from appliance.api.wire.chat import ChatRequest, ContentPart, Message
-from appliance.engine.protocol import ChatPrompt, GenerateRequest, Sampling
+from appliance.engine.protocol import ChatPrompt, GenerateRequest, Priority, Sampling
 from appliance.errors import RequestError, UnsupportedField
 
 MAX_STOPS = 64
@@ -38,7 +38,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def to_engine(request: ChatRequest, id: str) -> GenerateRequest:
+def to_engine(request: ChatRequest, id: str, priority: Priority = "interactive") -> GenerateRequest:
     """What the engine is asked; `RequestError` or `UnsupportedField` with the field in `param`."""
     _refuse_unsupported(request)
     _refuse_contradictions(request)
@@ -56,6 +56,7 @@ def to_engine(request: ChatRequest, id: str) -> GenerateRequest:
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=stops,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        priority=priority,
     )
 
 

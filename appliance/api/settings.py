@@ -13,7 +13,9 @@ class ApiSettings:
     Attributes:
         max_body: bytes of the largest request body.
         preloaded: the default model is being loaded since the start, so readiness waits for it.
+        job_key: made at the daemon's start; a request that brings it may say it is a job's, which waits for people's. "" = none.
     """
 
     max_body: int = 32 * 2**20
     preloaded: bool = True
+    job_key: str = ""

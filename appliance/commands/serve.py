@@ -26,6 +26,8 @@ def serve(
     # The HTTP stack takes a third of a second to import; no other verb pays for it.
     from appliance.daemon import Daemon
     from appliance.engine.pool import ModelPool, open_onnx
+    from appliance.jobs.service import JobService, JobSettings
+    from appliance.knowledge.index import Knowledge
     from appliance.logs import configure_logs
     from appliance.notify import read_notifier
 
@@ -36,7 +38,9 @@ def serve(
     pool = ModelPool(settings.paths.models, open_engine, default=models.default, aliases=models.aliases)
     if model:
         pool.find(model)  # an unknown name is refused before anything is bound
-    Daemon(settings, pool, read_notifier(os.environ)).run()
+    paths = settings.paths
+    jobs = JobService(JobSettings(paths.jobs, paths.reports, paths.state), Knowledge(paths.state / "knowledge.db"))
+    Daemon(settings, pool, read_notifier(os.environ), jobs).run()
     return 0
 
 

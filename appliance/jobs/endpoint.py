@@ -4,6 +4,7 @@ Knows: HTTP to this machine, the key that marks a request as a job's. Does not k
 People come first: a request with the key and the header waits whenever somebody else's is there.
 """
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from appliance.jobs.record import Outcome, Parked
 
 PRIORITY_HEADER = "x-appliance-priority"
 PATIENCE = 120.0  # seconds that a model may take to be loaded
+CONNECT_SECONDS = 5.0
 PAUSE = 0.5  # seconds between two tries
 
 
@@ -67,41 +69,54 @@ class ChatModel:
             ApplianceError: the endpoint refuses, or there is no answer within `seconds`.
             Parked: the daemon stops.
         """
-        body = {"model": model, "messages": messages, "max_completion_tokens": max_tokens, "temperature": 0}
-        response = self._post("/v1/chat/completions", body, time.monotonic() + seconds)
-        answer = response.json()
-        usage = answer["usage"]
-        return Outcome(
-            output=answer["choices"][0]["message"]["content"],
-            prompt_tokens=usage["prompt_tokens"],
-            completion_tokens=usage["completion_tokens"],
-            model=answer["model"],
-            provider=response.headers.get("x-appliance-provider", ""),
-        )
-
-    def _post(self, path: str, body: dict[str, Any], end: float) -> httpx.Response:
+        body = {
+            "model": model,
+            "messages": messages,
+            "max_completion_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,  # so that a stop, or the end of the time, is seen between two tokens
+            "stream_options": {"include_usage": True},
+        }
+        end = time.monotonic() + seconds
         patience = min(time.monotonic() + PATIENCE, end)
         while True:
-            if self._stopping():
-                raise Parked
-            left = max(end - time.monotonic(), 0.01)
             try:
-                response = self._client.post(path, json=body, timeout=httpx.Timeout(left, connect=min(left, 5.0)))
-            except httpx.TimeoutException:
-                raise Unavailable(f"the model gave no answer in {left:.0f} s", "give the job more seconds") from None
-            except (httpx.TransportError, RuntimeError) as failure:  # RuntimeError: the client was closed meanwhile
+                return self._try(body, end)
+            except (httpx.TransportError, Unavailable) as failure:
                 if self._stopping():
                     raise Parked from None
                 if time.monotonic() > patience:
-                    raise Unavailable(f"the endpoint cannot be reached: {failure}", "look at the daemon's log") from None
-            else:
-                if response.status_code == 200:
-                    return response
-                if self._stopping():
-                    raise Parked
-                if response.status_code != 503 or time.monotonic() > patience:
-                    raise ApplianceError(_message(response))
+                    raise Unavailable(f"the model gave no answer: {failure}", "look at the daemon's log") from None
             time.sleep(PAUSE)
+
+    def _try(self, body: dict[str, Any], end: float) -> Outcome:
+        """One request. `Unavailable` = it may work later."""
+        wait = max(end - time.monotonic(), 0.01)
+        timeout = httpx.Timeout(wait, connect=min(wait, CONNECT_SECONDS))
+        with self._client.stream("POST", "/v1/chat/completions", json=body, timeout=timeout) as response:
+            if response.status_code != 200:
+                response.read()
+                failure = Unavailable if response.status_code == 503 else ApplianceError
+                raise failure(_message(response))
+            return self._read(response, end)
+
+    def _read(self, response: httpx.Response, end: float) -> Outcome:
+        text = ""
+        for line in response.iter_lines():
+            if self._stopping():
+                raise Parked
+            if time.monotonic() > end:
+                raise ApplianceError("the job's time is over", "raise budget.seconds")
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise Unavailable(event["error"]["message"])
+            text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            if usage := event.get("usage"):
+                provider = response.headers.get("x-appliance-provider", "")
+                return Outcome(text, usage["prompt_tokens"], usage["completion_tokens"], event["model"], provider)
+        raise Unavailable("the answer broke off")
 
 
 def _message(response: httpx.Response) -> str:

@@ -83,9 +83,13 @@ class JobService:
         self._thread = threading.Thread(target=self._watch, name="clock", daemon=True)
         self._thread.start()
 
+    def park(self) -> None:
+        """Let every run stop at its next call. Returns at once."""
+        self._stop.set()
+
     def stop(self) -> None:
         """Stop; runs under way are left as they are and go on at the next start."""
-        self._stop.set()
+        self.park()
         if self._thread is not None:
             self._thread.join()
         if self._model is not None:

@@ -39,7 +39,7 @@ Serve = Callable[..., Served]
 
 def make_config(folder: Path, **server: object) -> Config:
     """Settings whose folders are all below `folder`; any free port."""
-    names = ("models", "cache", "state", "runtime", "targets")
+    names = ("models", "cache", "state", "runtime", "targets", "jobs", "reports")
     paths = Paths(**{name: folder / name for name in names})
     return Config(
         paths=paths,
