@@ -14,6 +14,7 @@ from textual.screen import Screen
 from tui.client import Client
 from tui.screens.chat import ChatScreen
 from tui.screens.dialogs import HelpDialog
+from tui.screens.jobs import JobsScreen
 
 
 @runtime_checkable
@@ -52,6 +53,11 @@ class ApplianceApp(App[None]):
         if not isinstance(self.screen, HelpDialog):
             self.push_screen(HelpDialog())
 
+    def action_jobs(self) -> None:
+        """To the jobs."""
+        if self.screen is self._chat:
+            self.push_screen(JobsScreen(self._client))
+
     async def action_quit(self) -> None:
         """Stop what is going on, keep what has come, and end."""
         await self._chat.wind_up()
@@ -62,4 +68,7 @@ class ApplianceApp(App[None]):
         """The commands of the screen, then those of every screen."""
         if isinstance(screen, HasPalette):
             yield from screen.palette()
+        yield SystemCommand("Help", "What the keys do", self.action_help)
+        if screen is self._chat:
+            yield SystemCommand("Jobs", "Jobs, their ledger and their runs", self.action_jobs)
         yield from super().get_system_commands(screen)

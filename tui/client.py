@@ -9,10 +9,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
 from tui.address import Address
+from tui.job_shapes import Jobs, Run, Slot, to_jobs, to_run, to_slot
 from tui.shapes import Conversation, Head, Json, Model, Turn, from_turn, to_conversation, to_head, to_model
 
 OWN = "/appliance/v1"
@@ -149,6 +151,23 @@ class Client:
     async def append_turn(self, id: str, position: int, turn: Turn) -> None:
         """Keep a message of a conversation, its `position`-th from 0; saying it twice keeps it once."""
         await self._call("POST", f"{OWN}/conversations/{id}/messages", {"position": position, **from_turn(turn)})
+
+    async def jobs(self) -> Jobs:
+        """Every job."""
+        return to_jobs(await self._call("GET", f"{OWN}/jobs"))
+
+    async def ledger(self) -> list[Slot]:
+        """What became of every slot, newest first."""
+        return [to_slot(one) for one in (await self._call("GET", f"{OWN}/ledger"))["entries"]]
+
+    async def run(self, run: str) -> Run:
+        """One run with its trace and report."""
+        return to_run(await self._call("GET", f"{OWN}/runs/{quote(run)}"))
+
+    async def start_run(self, job: str) -> tuple[Slot, bool]:
+        """Have a job run now: its slot, and whether it is new; two wishes within a minute are one."""
+        body = await self._call("POST", f"{OWN}/jobs/{quote(job)}/runs", {"slot": None})
+        return to_slot(body), bool(body["created"])
 
     async def answer(self, model: str, turns: Sequence[Turn]) -> AsyncGenerator[AnswerEvent, None]:
         """Ask; the events of the answer as they come. Closing the iterator early frees the model within a step."""

@@ -54,6 +54,19 @@ class HelpDialog(Dialog):
         yield Footer()
 
 
+class TextDialog(Dialog):
+    """A Markdown text to be read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="box"):
+            yield Markdown(self._text, open_links=False)
+        yield Footer()
+
+
 class ModelDialog(Dialog):
     """Which of the installed models is to answer; hands back its id."""
 
