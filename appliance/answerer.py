@@ -18,6 +18,7 @@ from appliance.engine.pool import ModelPool, open_onnx
 from appliance.engine.protocol import ChatPrompt, Delta, Finished, GenerateRequest, Sampling, Started
 from appliance.errors import ApplianceError, ModelNotFound, Unavailable
 
+
 @dataclass(frozen=True)
 class Question:
     """One turn asked of a model; "" = the default model, None = the model's own choice."""

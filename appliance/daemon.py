@@ -76,12 +76,12 @@ class Daemon:
             sockets = bind(self._config, cleanup)
             cleanup.callback(self._conversations.close)
             cleanup.callback(self._pool.close)
-            if self._config.models.preload:
-                self._notifier.send("STATUS=loading the default model")
-                threading.Thread(target=self._preload, name="preload", daemon=True).start()
             self.addresses = tuple(describe(one) for one in sockets)
             for address in self.addresses:
                 self._log.info("listening", address=address)
+            if self._config.models.preload:
+                self._notifier.send("STATUS=loading the default model")
+                threading.Thread(target=self._preload, name="preload", daemon=True).start()
             if self._jobs is not None:
                 cleanup.callback(self._jobs.stop)
                 self._jobs.start(self._endpoint())

@@ -39,3 +39,4 @@ def configure_logs(log: Log) -> None:
     strip = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[strip, *shown]))
     logging.basicConfig(level=log.level.upper(), handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each of the jobs' own requests, which are logged already
