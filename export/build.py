@@ -76,6 +76,8 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
     if not request.targets:
         raise TargetError("no target was named", "name one: --target cpu")
     opened = _with_context(arch.open_model(open_checkpoint(request.source)), request.context)
+    if opened.task == "embed" and (static := [target.name for target in request.targets if target.flags.form == "static"]):
+        raise TargetError(f"{static[0]} takes static graphs, and embedding models are built in the dynamic form", "--target cpu")
     with store.writing(request.destination) as writer:
         try:
             bundle = _write(request, opened, writer, progress)
@@ -108,6 +110,7 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
     manifest = Manifest(
         format=FORMAT,
         name=request.name,
+        task=opened.task,
         architecture=opened.model_type,
         parameters=decision.parameters,
         context_length=opened.config.context_length,

@@ -76,6 +76,12 @@ def logits(model: FloatModel, ids: Sequence[int], chunks: Sequence[int] = ()) ->
     return np.asarray(np.concatenate(found))
 
 
+def embeddings(model: FloatModel, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Unit vectors [B,D] float32 of a model whose task is "embed", for ids and mask [B,S] int64."""
+    feeds = {vocabulary.INPUT_IDS: ids, vocabulary.ATTENTION_MASK: mask}
+    return np.asarray(model.session.run([vocabulary.SENTENCE], feeds)[0])
+
+
 class _Joined:
     """The output state of a step is the next one's input."""
 

@@ -31,6 +31,9 @@ ATTENTION = "Attention"
 Causal, with rotary position embedding (rotate-half, not interleaved) of q and k; cos and sin may be left out (no rope).
 Attributes: heads, kv_heads, head_dim, scale, softcap (0 = none), window (0 = full; otherwise a token sees itself and
 the window-1 before it). State names the layer: `layer`."""
+SELF_ATTENTION = "SelfAttention"
+"""(q, k, v [B,S,H*d], mask [B,S] int64 of ones and zeros) -> [B,S,H*d]: an encoder's, where every token sees all that the
+mask has a one for. Attributes: heads, head_dim, scale."""
 KEEP_LAST = "KeepLast"
 """(hidden [B,S,D]) -> [B,R,D]: the rows whose logits are wanted; see LOGITS_TO_KEEP and LAST_INDEX."""
 
@@ -65,6 +68,8 @@ INPUT_IDS = "input_ids"
 """[B,S] int64 (dynamic form); [1,chunk] and [1,1] in the static pair."""
 LOGITS = "logits"
 """[B,R,V] float32."""
+SENTENCE = "embedding"
+"""[B,D] float32, unit length: the one output of a model whose task is "embed". It takes INPUT_IDS and ATTENTION_MASK [B,S]."""
 
 # Dynamic form (named as onnxruntime-genai names them, so that a bundle loads there too).
 ATTENTION_MASK = "attention_mask"

@@ -38,7 +38,8 @@ def _embedded(embed: Embed, text: str) -> np.ndarray:
         if middle < 32:
             raise
         # The guess of tokens was too low, as for a long run of digits. Half the text would be no passage of its own.
-        return np.add(_unit(_embedded(embed, text[:middle])), _unit(_embedded(embed, text[middle:])))
+        halves = [_unit(_embedded(embed, half)) for half in (text[:middle], text[middle:])]
+        return np.asarray(halves[0] + halves[1], np.float32)
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 A file offers `Config` (frozen dataclass), `read_config(checkpoint) -> Config`, `build(config, weights) -> ir.Model`,
 `layout(checkpoint, config) -> Mapping[str, Stored] | None`, `IGNORED` (patterns of tensors that are not wanted),
-`GGUF_NAME` (what GGUF's `general.architecture` calls it, or None) and `TINY` (small config.json objects by name).
+`GGUF_NAME` (what GGUF's `general.architecture` calls it, or None) and `TINY` (small config.json objects by name). One that
+makes embeddings and no text says so: `TASK = "embed"`.
 """
 
 import importlib
@@ -10,13 +11,15 @@ import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 
 from appliance.errors import CheckpointError
 from export.checkpoint.source import Checkpoint
 from export.weights import Weights
+
+Task = Literal["generate", "embed"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class Opened:
     checkpoint: Checkpoint
     model_type: str
     config: Any
+
+    @property
+    def task(self) -> Task:
+        """What the model is for."""
+        return task_of(self.model_type)
 
     def build(self) -> ir.Model:
         """A fresh canonical graph with lazy weights; may be called again for every graph that is wanted."""
@@ -50,6 +58,12 @@ def find(model_type: str) -> ModuleType:
     if model_type not in known():
         raise CheckpointError(f'unknown architecture "{model_type}"', f"known architectures: {', '.join(known())}")
     return importlib.import_module(f"export.arch.{model_type}")
+
+
+def task_of(model_type: str) -> Task:
+    """What models of that architecture are for."""
+    task: Task = getattr(find(model_type), "TASK", "generate")
+    return task
 
 
 def open_model(checkpoint: Checkpoint) -> Opened:

@@ -24,8 +24,11 @@ def wanted(flags: Flags) -> bool:
 def run(model: ir.Model, target: Target, step: Step) -> None:
     """Rewrite every KeepLast. `logits_to_keep` is a graph input with a default of 1; more than S keeps all."""
     graph = model.graph
+    found = nodes_of(graph, vocabulary.KEEP_LAST)
+    if not found:
+        return
     first = Nodes(graph, "/model/keep_last", graph[0]).value("Neg", [_keep(graph)])
-    for node in nodes_of(graph, vocabulary.KEEP_LAST):
+    for node in found:
         at = Nodes(graph, "/model/keep_last", node)
         end = at.ints(np.iinfo(np.int64).max)
         replace(graph, node, [at.value("Slice", [node.inputs[0], first, end, at.ints(1)])])

@@ -34,8 +34,9 @@ def main() -> None:
     parser.add_argument("--starter", type=Path, help="the starter model's GGUF")
     arguments = parser.parse_args()
     for name in arch.known():
-        for variant, config in arch.find(name).TINY.items():
-            make_tiny(name, variant, config)
+        if arch.task_of(name) == "generate":  # `make_bert` does the others
+            for variant, config in arch.find(name).TINY.items():
+                make_tiny(name, variant, config)
     if arguments.starter:
         make_starter(arguments.starter)
 
