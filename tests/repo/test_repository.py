@@ -3,7 +3,12 @@
 import importlib.util
 import re
 import subprocess
+import tomllib
 from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from appliance.cli import verbs
 
@@ -74,6 +79,28 @@ def test_the_lock_files_agree() -> None:
     names = ("requirements.lock", "requirements-test.lock", "requirements-full.lock")
     small, middle, large = (versions((ROOT / name).read_text(encoding="utf-8")) for name in names)
     assert small <= middle <= large, (small - middle) | (middle - large)
+
+
+# What each lock file must hold, as the Makefile's `lock` asks for it.
+LOCKED = {
+    "requirements.lock": ("link",),
+    "requirements-test.lock": ("link", "test", "openvino"),
+    "requirements-full.lock": ("link", "test", "openvino", "peers"),
+}
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_a_lock_file_holds_everything_the_project_asks_for(name: str) -> None:
+    """A dependency that is declared and not locked works where it was added, and nowhere else: not in `make demo`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = list(project["dependencies"])
+    for extra in LOCKED[name]:
+        wanted += project["optional-dependencies"][extra]
+    locked = dict(pin.split("==") for pin in versions((ROOT / name).read_text(encoding="utf-8")))
+    for requirement in map(Requirement, wanted):
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is not in {name}; run: make lock"
+        assert requirement.specifier.contains(version), f"{requirement} is not met by {version} of {name}; run: make lock"
 
 
 def versions(text: str) -> set[str]:
