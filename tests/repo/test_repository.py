@@ -1,9 +1,12 @@
 """What stands in the repository besides code: generated pages are current, README's commands exist, nothing private."""
 
+import ast
 import importlib.util
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,33 @@ def test_a_lock_file_holds_everything_the_project_asks_for(name: str) -> None:
         version = locked.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not in {name}; run: make lock"
         assert requirement.specifier.contains(version), f"{requirement} is not met by {version} of {name}; run: make lock"
+
+
+def test_every_module_that_the_program_imports_is_locked() -> None:
+    locked = {pin.split("==")[0] for pin in versions((ROOT / "requirements.lock").read_text(encoding="utf-8"))}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    locked |= {canonicalize_name(Requirement(one).name) for one in extras["openvino"] + extras["gguf"]}  # asked for, not given
+    owners = packages_distributions()
+    own = {"appliance", "export", "quant", "tui", "demo"}
+    missing = {}
+    for path in tracked():
+        if path.suffix != ".py" or path.relative_to(ROOT).parts[0] not in own:
+            continue
+        for module in imported(path.read_text(encoding="utf-8")) - own - sys.stdlib_module_names:
+            if not {canonicalize_name(name) for name in owners.get(module, [])} & locked:
+                missing[module] = str(path.relative_to(ROOT))
+    assert not missing, f"declare these in pyproject.toml, then run: make lock: {missing}"
+
+
+def imported(text: str) -> set[str]:
+    """The top modules that a program imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
 
 
 def versions(text: str) -> set[str]:
