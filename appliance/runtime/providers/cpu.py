@@ -14,7 +14,7 @@ PROVIDER = "CPUExecutionProvider"
 
 
 def open_session(path: Path, target: Target, choice: SessionChoice) -> OpenSession:
-    """See `appliance.runtime.providers.Provider.open_session`."""
+    """See `appliance.runtime.providers.Provider.open_session`. The target's options are session config entries."""
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile
 
@@ -23,7 +23,7 @@ def open_session(path: Path, target: Target, choice: SessionChoice) -> OpenSessi
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    entries = {RECORD_PLACEMENT: "1"} | dict(choice.overrides)
+    entries = {RECORD_PLACEMENT: "1"} | target.options | dict(choice.overrides)
     # `choice.forbid_fallback` asks nothing here: this is what others fall back to, and onnxruntime refuses the combination.
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
