@@ -6,7 +6,7 @@ Source: pydantic v2 error dictionaries (`ValidationError.errors()`).
 
 import difflib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import pydantic
@@ -35,8 +35,16 @@ def read(model: type[Model], data: Mapping[str, Any], where: str, error: type[Ap
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as failure:
-        first = failure.errors(include_url=False)[0]
-        raise error(f"{where}: {_sentence(model, first)}") from None
+        raise error(f"{where}: {_sentence(model, _cause(failure.errors(include_url=False)))}") from None
+
+
+def _cause(errors: Sequence[Any]) -> Any:
+    """The first failure; where that is a missing key beside an unknown one, the unknown one: it is the key mistyped."""
+    first = errors[0]
+    if first["type"] == "missing":
+        beside = [one for one in errors if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1]]
+        return beside[0] if beside else first
+    return first
 
 
 def _sentence(model: type[pydantic.BaseModel], error: Any) -> str:
