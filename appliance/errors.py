@@ -113,7 +113,7 @@ class Unavailable(ApplianceError):
 class StorageError(ApplianceError):
     """The disk is full, or a file cannot be written."""
 
-    exit_code = 4
+    exit_code = 2
     status = 507
     code = "storage"
 

@@ -11,8 +11,8 @@ PAGE = Path(__file__).parent / "commands.md"
 HEAD = """\
 # Commands
 
-Written by `make docs` from the help texts; a test keeps it current. Exit codes: 0 done, 1 failed, 2 bad input, 3 not
-now (try later), 4 no space on the disk, 5 device, 130 interrupted. A failure is one line on stderr.
+Written by `make docs` from the help texts; a test keeps it current. Exit codes: 0 done, 1 failed, 2 bad input or no space, 3 not
+now (try later), 5 device, 130 interrupted. A failure is one line on stderr.
 
 ```
 {overview}
