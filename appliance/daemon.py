@@ -28,6 +28,7 @@ from appliance.engine.pool import ModelPool
 from appliance.errors import ApplianceError, ConfigError, Unavailable
 from appliance.jobs.endpoint import Endpoint
 from appliance.jobs.service import JobService
+from appliance.knowledge.index import Knowledge
 from appliance.notify import Notifier, Watchdog
 from appliance.store.conversations import Conversations
 
@@ -44,9 +45,17 @@ class Daemon:
         pool: the models it serves; unloaded when the run ends.
         notifier: the service manager, if one started it.
         jobs: works through scheduled jobs while the run lasts; None = there are none.
+        knowledge: the index it offers to its clients; None = none.
     """
 
-    def __init__(self, config: Config, pool: ModelPool, notifier: Notifier = Notifier(), jobs: JobService | None = None):
+    def __init__(
+        self,
+        config: Config,
+        pool: ModelPool,
+        notifier: Notifier = Notifier(),
+        jobs: JobService | None = None,
+        knowledge: Knowledge | None = None,
+    ):
         self._config = config
         self._pool = pool
         self._notifier = notifier
@@ -56,6 +65,7 @@ class Daemon:
         self._conversations = Conversations(config.paths.state / DATABASE)
         self._log = structlog.get_logger()
         self._jobs = jobs
+        self._knowledge = knowledge
         self._job_key = secrets.token_urlsafe(32)
         self._server = _Server(self._uvicorn(), self._begin_stop)
         self.addresses: tuple[str, ...] = ()
@@ -106,7 +116,7 @@ class Daemon:
             max_body=int(server.max_body_mib * 2**20), preloaded=self._config.models.preload, job_key=self._job_key
         )
         return uvicorn.Config(
-            create_app(self._pool, settings, self._conversations, self._jobs),
+            create_app(self._pool, settings, self._conversations, self._jobs, self._knowledge),
             log_config=None,  # ours is configured by the composer
             log_level="warning",
             access_log=False,  # the request log says it, with an id

@@ -30,6 +30,10 @@ from export.tokenizer import write_tokenizer
 from quant import decide, emit, record
 from quant.scheme import Scheme
 
+EMBEDDER_SCHEME = "w8a8"
+"""What embedding models are built with unless another scheme is named: they are small, and their vectors are compared with
+each other for as long as an index lives. MiniLM's lowest cosine to the float model over twenty texts: 0.998; with w4a8, 0.889."""
+
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("quantize", "write"), how much of it is done and how much there is, as it goes."""
 
@@ -88,6 +92,11 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
             raise
     shutil.rmtree(request.work, ignore_errors=True)
     return bundle
+
+
+def default_scheme(source: Path, target: Target) -> str:
+    """The scheme for a checkpoint when none is named: by what its model is for, else the target's own."""
+    return EMBEDDER_SCHEME if arch.open_model(open_checkpoint(source)).task == "embed" else target.default_scheme
 
 
 def _with_context(opened: arch.Opened, context: int) -> arch.Opened:

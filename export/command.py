@@ -24,7 +24,9 @@ EXAMPLE = "appliance build smollm2-135m --target cpu"
 def build(
     source: Annotated[str, typer.Argument(help="A GGUF file, a folder with safetensors, or the name of a pulled model.")],
     target: Annotated[list[str] | None, typer.Option(help="What it will run on; may be given several times.")] = None,
-    scheme: Annotated[str, typer.Option(help="How it is quantized; empty = the first target's default.")] = "",
+    scheme: Annotated[
+        str, typer.Option(help="How it is quantized; empty = the first target's default, 8 bits for embedding models.")
+    ] = "",
     group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
     name: Annotated[str, typer.Option(help="The model's id on the endpoint; empty = after the source.")] = "",
     output: Annotated[Path | None, typer.Option(help="Folder of the bundle; by default among the installed models.")] = None,
@@ -34,7 +36,7 @@ def build(
     """Turn a checkpoint into a W4A8 bundle for this machine."""
     from appliance import targets
     from appliance.config import load_config
-    from export.build import BuildRequest
+    from export.build import BuildRequest, default_scheme
     from export.build import build as make
     from quant import schemes
     from quant.scheme import Options
@@ -43,7 +45,7 @@ def build(
     wanted = tuple(targets.load(one, config.paths.targets) for one in target or [config.engine.target])
     path, known_as = _find(source, config.paths.cache / "checkpoints")
     name = name or known_as
-    chosen = scheme or wanted[0].default_scheme
+    chosen = scheme or default_scheme(path, wanted[0])
     request = BuildRequest(
         source=path,
         targets=wanted,
@@ -129,4 +131,5 @@ def _tell(bundle: "Bundle", request: "BuildRequest") -> None:
     megabytes = sum(file.bytes for file in bundle.manifest.files.values()) / 1e6
     targets = ", ".join(sorted(bundle.manifest.variants))
     print(f"{facts['name']}: {megabytes:.0f} MB, {facts['scheme']}, for {targets}, in {bundle.path}")
-    print(f'next: appliance chat {request.name} "Hello"    what it is made of: appliance show {request.name}')
+    use = "appliance knowledge index FOLDER" if bundle.manifest.task == "embed" else f'appliance chat {request.name} "Hello"'
+    print(f"next: {use}    what it is made of: appliance show {request.name}")

@@ -27,7 +27,7 @@ def serve(
     from appliance.daemon import Daemon
     from appliance.engine.pool import ModelPool, open_onnx
     from appliance.jobs.service import JobService, JobSettings
-    from appliance.knowledge.index import Knowledge
+    from appliance.library import open_library
     from appliance.logs import configure_logs
     from appliance.notify import read_notifier
 
@@ -39,8 +39,9 @@ def serve(
     if model:
         pool.find(model)  # an unknown name is refused before anything is bound
     paths = settings.paths
-    jobs = JobService(JobSettings(paths.jobs, paths.reports, paths.state), Knowledge(paths.state / "knowledge.db"))
-    Daemon(settings, pool, read_notifier(os.environ), jobs).run()
+    library = open_library(paths.state, pool)
+    jobs = JobService(JobSettings(paths.jobs, paths.reports, paths.state), library)
+    Daemon(settings, pool, read_notifier(os.environ), jobs, library).run()
     return 0
 
 

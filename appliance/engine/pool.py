@@ -58,6 +58,12 @@ def open_onnx(target: str, threads: int, targets: Path | None = None) -> Open:
 
     def open_engine(bundle: Bundle) -> Engine:
         # Pulls in onnxruntime, numpy and the tokenizer: half a second that only a process that runs models should pay.
+        if bundle.manifest.task == "embed":
+            from appliance.engine.embedder import Embedder
+
+            # There are no static embedding graphs, so where text is generated on an NPU this runs on what it was built for.
+            variants = bundle.manifest.variants
+            return Embedder(bundle, target=target if target in variants else min(variants), threads=threads, targets=targets)
         from appliance.engine.onnx import OnnxEngine
 
         return OnnxEngine(bundle, target=target, threads=threads, targets=targets)
@@ -71,7 +77,7 @@ class ModelPool:
     Args:
         folder: where bundles are installed; read again whenever a name is looked up, so a new bundle needs no restart.
         open_engine: makes an engine, not yet loaded, of a bundle.
-        default: id or alias meant when none is named; empty = the first by name.
+        default: id or alias meant when none is named; empty = the first by name that generates text.
         aliases: other names -> ids.
     """
 
@@ -91,7 +97,8 @@ class ModelPool:
     def find(self, name: str = "") -> Bundle:
         """The bundle meant by an id, an alias or, when empty, the default; `ModelNotFound` names the installed ones."""
         bundles = self.catalog().bundles
-        wanted = name or self._default or next(iter(bundles), "")
+        answering = (one for one, bundle in bundles.items() if bundle.manifest.task == "generate")
+        wanted = name or self._default or next(answering, "") or next(iter(bundles), "")
         wanted = self._aliases.get(wanted, wanted)
         if wanted in bundles:
             return bundles[wanted]
@@ -119,6 +126,11 @@ class ModelPool:
             if self._closed:
                 raise Unavailable("the appliance is stopping", "try again when it is back")
             return place.status.model or self._load(place, bundle)
+
+    def embedder(self) -> Bundle | None:
+        """The installed embedding model, the first by name; None when there is none."""
+        bundles = self.catalog().bundles.values()
+        return next((bundle for bundle in bundles if bundle.manifest.task == "embed"), None)
 
     def status(self, model: str) -> Status:
         """Whether the model of that id is loaded; never waits."""

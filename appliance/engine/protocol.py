@@ -6,7 +6,7 @@ Synchronous on purpose: async lives only in api, daemon and tui.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Priority = Literal["interactive", "job"]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -130,6 +130,9 @@ class EngineStats:
     ticks: int
     """How often the loop that does the work went round: at every decode step, every prefill chunk, and at least once a
     second while idle. A loop that hangs does not count, so it must be counted by the loop's own thread."""
+    tokens_per_second: float | None = None
+    """Decode speed of the newest answer that ended, its first token left out, which prefill made; None before there is one
+    with more tokens than that."""
 
 
 class Stream(Protocol):
@@ -157,3 +160,11 @@ class Engine(Protocol):
         """Embedding of each text, unit length; `RequestError` when the model is no embedder."""
 
     def stats(self) -> EngineStats: ...
+
+
+@runtime_checkable
+class EmbeddingEngine(Engine, Protocol):
+    """A loaded model that makes embeddings."""
+
+    def embed_counted(self, texts: Sequence[str]) -> tuple[list[list[float]], list[int]]:
+        """What `embed` gives, and the tokens of each text; `ContextLengthError` when one is too long."""

@@ -7,7 +7,7 @@ Knows: what can be asked of it. Does not know: models (vectors come from a funct
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -33,15 +33,31 @@ class Knowledge:
         path: the index's file; made on first use.
         embed: texts to unit vectors, all of one width; None = search by words alone.
         embedder: name of the model behind `embed`. When it is another than last time, `index` makes all vectors anew.
+        find_embedder: asked before every run and search, instead of the two above: an embedder may be installed meanwhile.
         limits: of time, memory and size for reading one document.
 
     Every method raises `StorageError` when the file cannot be used.
     """
 
-    def __init__(self, path: Path, embed: Embed | None = None, *, embedder: str = "embedder", limits: Limits = Limits()):
+    def __init__(
+        self,
+        path: Path,
+        embed: Embed | None = None,
+        *,
+        embedder: str = "embedder",
+        find_embedder: Callable[[], Embedder | None] | None = None,
+        limits: Limits = Limits(),
+    ):
+        given = Embedder(embed, embedder) if embed else None
         self._path = path
-        self._embedder = Embedder(embed, embedder) if embed else None
+        self._find_embedder = find_embedder or (lambda: given)
         self._limits = limits
+
+    @property
+    def embedder(self) -> str | None:
+        """Name of the embedding model; None when there is none, and search is by words alone."""
+        found = self._find_embedder()
+        return found.name if found else None
 
     def index(self, folder: Path, progress: Progress | None = None) -> IndexReport:
         """Bring the index up to date with a folder and all below it. Files that did not change are not opened.
@@ -53,7 +69,7 @@ class Knowledge:
         """
         folder = folder.expanduser().resolve()
         with self._open() as connection, only_one(self._path), open_reader(self._limits) as reader:
-            update = Update(connection, reader, self._embedder)
+            update = Update(connection, reader, self._find_embedder())
             problem = update.run(folder, progress)
             return IndexReport(
                 folder=folder,
@@ -79,7 +95,7 @@ class Knowledge:
             BadInput: an empty query, a limit out of range, or vectors asked for where there are none.
         """
         with self._open() as connection:
-            return search(connection, self._embedder, query, limit, folders, mode)
+            return search(connection, self._find_embedder(), query, limit, folders, mode)
 
     def document(self, path: Path) -> Document:
         """The whole text of an indexed file, read from disk now.

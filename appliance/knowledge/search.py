@@ -82,8 +82,10 @@ def _by_words(connection: apsw.Connection, query: str, among: _Filter, depth: in
 def _by_vector(connection: apsw.Connection, vector: bytes, among: _Filter, depth: int) -> dict[int, float]:
     """Passages by cosine, best first."""
     sql = f"""SELECT rowid, 1 - distance FROM vectors WHERE embedding MATCH ? AND k = ? AND rowid IN (
-              SELECT chunks.id FROM chunks JOIN files ON files.id = chunks.file WHERE {among.sql}) ORDER BY distance, rowid"""
-    return {int(str(number)): float(str(score)) for number, score in connection.execute(sql, (vector, depth, *among.values))}
+              SELECT chunks.id FROM chunks JOIN files ON files.id = chunks.file WHERE {among.sql}) ORDER BY distance"""
+    rows = connection.execute(sql, (vector, depth, *among.values)).fetchall()
+    found = {int(str(number)): float(str(score)) for number, score in rows}
+    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
 
 
 def fuse(ranks: Mapping[Ranker, Sequence[int]]) -> dict[int, float]:
