@@ -133,6 +133,8 @@ class ByteTokenizer:
 class PlainTemplate:
     """A chat template that joins the messages."""
 
+    knows_tools = False
+
     def render(
         self, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]], options: dict[str, object]
     ) -> str:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from appliance.api.tool_calls import parse_calls
 from appliance.api.wire import chat as wire
 from appliance.engine.protocol import Delta, Event, Finished, TokenLogprob
 from appliance.errors import Unavailable
@@ -67,15 +68,21 @@ def error_event(body: dict[str, object]) -> bytes:
     return f"data: {json.dumps(body)}\n\n".encode()
 
 
-def to_completion(head: AnswerHead, events: Sequence[Event], logprobs: bool) -> wire.ChatCompletion:
-    """The whole answer. `Unavailable` when it was cancelled on this side."""
+def to_completion(head: AnswerHead, events: Sequence[Event], logprobs: bool, tools: bool = False) -> wire.ChatCompletion:
+    """The whole answer; with `tools`, the tool calls in it are taken out of its text.
+
+    `Unavailable` when it was cancelled on this side.
+    """
     finished = next(event for event in events if isinstance(event, Finished))
     deltas = [event for event in events if isinstance(event, Delta)]
     tokens = [token for delta in deltas for token in delta.logprobs]
+    text = "".join(delta.text for delta in deltas)
+    text, calls = parse_calls(text) if tools else (text, [])
+    reason = finish_reason(finished)
     choice = wire.Choice(
-        message=wire.AnswerMessage(content="".join(delta.text for delta in deltas)),
+        message=wire.ToolCallMessage(content=text or None, tool_calls=calls) if calls else wire.AnswerMessage(content=text),
         logprobs=to_logprobs(tokens) if logprobs else None,
-        finish_reason=finish_reason(finished),
+        finish_reason="tool_calls" if calls and reason == "stop" else reason,
     )
     return wire.ChatCompletion(
         id=head.id,

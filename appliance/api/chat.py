@@ -122,7 +122,7 @@ def chat_router(pool: ModelPool, settings: ApiSettings) -> APIRouter:
             events: list[Event] = []
             while batch := await bridge.events():
                 events += batch
-        answer = to_completion(asking.head(), events, bool(body.logprobs))
+        answer = to_completion(asking.head(), events, bool(body.logprobs), bool(body.tools))
         return Response(answer.model_dump_json(), media_type="application/json", headers=asking.headers(events))
 
     return router

@@ -6,6 +6,7 @@ if they were ignored. Does not know: HTTP or answers.
 
 from typing import Any
 
+from appliance.api.tool_calls import check_calls, check_tools
 from appliance.api.wire.chat import ChatRequest, ContentPart, Message
 from appliance.engine.protocol import ChatPrompt, GenerateRequest, Priority, Sampling
 from appliance.errors import RequestError, UnsupportedField
@@ -16,9 +17,7 @@ LEAST_TOP_P = 1e-6
 
 # Field -> the values that ask for nothing beyond plain text. Anything else is refused, for to ignore it would mislead.
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -50,7 +49,8 @@ def to_engine(request: ChatRequest, id: str, priority: Priority = "interactive")
     return GenerateRequest(
         id=id,
         prompt=ChatPrompt(
-            tuple(_message(message, f"messages[{at}]", request.model) for at, message in enumerate(request.messages))
+            tuple(_message(message, f"messages[{at}]", request.model) for at, message in enumerate(request.messages)),
+            check_tools(request.tools, request.tool_choice, bool(request.stream)),
         ),
         sampling=_sampling(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,
@@ -108,14 +108,22 @@ def _token_id(key: str) -> int:
 
 def _message(message: Message, where: str, model: str) -> dict[str, Any]:
     """OpenAI's message object as a chat template takes it: the content is one text."""
-    if message.role in ("tool", "function") or message.tool_calls:
-        field = f"{where}.tool_calls" if message.tool_calls else f"{where}.role"
-        raise UnsupportedField("tool calls are not supported here", "send plain text turns", param=field)
-    if message.content is None:
+    if message.role == "function":
+        raise UnsupportedField('the role "function" is not supported here', 'use "tool"', param=f"{where}.role")
+    if message.tool_calls and message.role != "assistant":
+        raise RequestError(f"{where} calls tools", "only an assistant's turn can", param=f"{where}.tool_calls")
+    calls = check_calls(message.tool_calls or (), f"{where}.tool_calls")
+    if message.content is None and not calls:
         raise RequestError(f"{where} has no content", "give it text", param=f"{where}.content")
-    parts = [message.content] if isinstance(message.content, str) else _texts(message.content, f"{where}.content", model)
     # Templates know "system" only; "developer" is OpenAI's newer word for it.
-    plain = {"role": "system" if message.role == "developer" else message.role, "content": "".join(parts)}
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": None}
+    if message.content is not None:
+        whole = [message.content] if isinstance(message.content, str) else _texts(message.content, f"{where}.content", model)
+        plain["content"] = "".join(whole)
+    if calls:
+        plain["tool_calls"] = calls
+    if message.role == "tool":
+        plain["tool_call_id"] = message.tool_call_id or ""
     return plain if message.name is None else {**plain, "name": message.name}
 
 

@@ -31,6 +31,7 @@ from appliance.runtime.generate import Task, generate, plan
 from appliance.runtime.sampling import Choice
 from appliance.runtime.stop_strings import StopStrings
 from appliance.runtime.tokenizer import Tokenizer, load_tokenizer
+from appliance.runtime.tool_text import has_tools, write_tools
 from appliance.strict import read
 
 Number = TypeVar("Number", int, float)
@@ -38,6 +39,9 @@ Number = TypeVar("Number", int, float)
 
 class Template(Protocol):
     """What the engine needs of a chat template."""
+
+    @property
+    def knows_tools(self) -> bool: ...
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], options: dict[str, Any]) -> str: ...
 
@@ -147,6 +151,7 @@ class OnnxEngine:
             prompt_tokens=self._counts.prompt_tokens,
             completion_tokens=self._counts.completion_tokens,
             ticks=worker.ticks,
+            tokens_per_second=self._counts.tokens_per_second,
         )
 
     def _loaded(self) -> tuple[OpenModel, Worker]:
@@ -175,7 +180,10 @@ def prompt_ids(request: GenerateRequest, model: OpenModel) -> Sequence[int]:
     if isinstance(prompt, ChatPrompt):
         if model.template is None:
             raise RequestError(f"{model.name} has no chat template", "use a model made for chat", param="model")
-        text = model.template.render(prompt.messages, prompt.tools, prompt.template_options)
+        messages, tools = prompt.messages, prompt.tools
+        if not model.template.knows_tools and (tools or has_tools(messages)):
+            messages, tools = tuple(write_tools(messages, tools)), ()
+        text = model.template.render(messages, tools, prompt.template_options)
         return model.tokenizer.encode(text, bos=False)  # the template writes its own
     if isinstance(prompt, TextPrompt):
         return model.tokenizer.encode(prompt.text)

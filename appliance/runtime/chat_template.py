@@ -74,6 +74,11 @@ class ChatTemplate:
             plain = [_in_parts(message) for message in plain]
         return self._run(plain, list(tools) or None, options)
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it shows tools and tool calls in its model's own way."""
+        return "tools" in self._source and "tool_calls" in self._source
+
     @functools.cached_property
     def _wants_parts(self) -> bool:
         """Whether the template shows text only when it comes as a list of parts: tried, as no syntax says it."""

@@ -91,7 +91,7 @@ class FakeEngine:
         if self.refusal is not None:
             raise self.refusal
         assert isinstance(request.prompt, ChatPrompt)
-        prompt = sum(len(message["content"].split()) for message in request.prompt.messages)
+        prompt = sum(len((message["content"] or "").split()) for message in request.prompt.messages)
         if prompt >= self.context:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens, the context holds {self.context}", "shorten it", param="messages"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 TEXT_TAG, PARTS_TAG = "<text>", "<parts>"
 """Tags of the two forms of a message's content; the angle brackets keep them out of the field's name in an error."""
@@ -47,6 +47,7 @@ class Message(WireRequest):
     content: Content | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
 
 class StreamOptions(WireRequest):
@@ -77,9 +78,10 @@ class ChatRequest(WireRequest):
     n: int | None = Field(default=None, ge=1, le=128)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Honoured by no model yet; typed loosely, refused by name when they ask for something.
+    # Typed loosely and checked by hand, which names the field better than a union of shapes would.
     tools: Any = None
     tool_choice: Any = None
+    # Honoured by no model yet; refused by name when they ask for something.
     functions: Any = None
     function_call: Any = None
     response_format: Any = None
@@ -139,9 +141,30 @@ class AnswerMessage(WireAnswer):
     annotations: list[Any] = Field(default_factory=list)
 
 
+class ToolCallFunction(WireAnswer):
+    name: str
+    arguments: str  # a JSON object, as text
+
+
+class ToolCall(WireAnswer):
+    id: str
+    type: Literal["function"] = "function"
+    function: ToolCallFunction
+
+
+class ToolCallMessage(WireAnswer):
+    """An answer that calls tools; the text beside the calls is None when there is none."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    annotations: list[Any] = Field(default_factory=list)
+    tool_calls: list[ToolCall]
+
+
 class Choice(WireAnswer):
     index: int = 0
-    message: AnswerMessage
+    message: AnswerMessage | ToolCallMessage
     logprobs: Logprobs | None = None
     finish_reason: FinishReason
 
