@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 
 from appliance.errors import ApplianceError, Unavailable
 from appliance.jobs.record import Outcome, Parked
@@ -40,10 +41,10 @@ class Endpoint:
         transport = httpx.HTTPTransport(uds=str(self.socket)) if self.socket else httpx.HTTPTransport()
         return httpx.Client(base_url=self.url, transport=transport, headers=self.headers, trust_env=False, timeout=None)
 
-    def async_client(self) -> httpx.AsyncClient:
-        """The same for an event loop."""
-        transport = httpx.AsyncHTTPTransport(uds=str(self.socket)) if self.socket else httpx.AsyncHTTPTransport()
-        return httpx.AsyncClient(base_url=self.url, transport=transport, headers=self.headers, trust_env=False, timeout=None)
+    def async_client(self) -> httpx2.AsyncClient:
+        """The same for an event loop and for the openai client, which takes clients of this successor of httpx."""
+        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket)) if self.socket else httpx2.AsyncHTTPTransport()
+        return httpx2.AsyncClient(base_url=self.url, transport=transport, headers=self.headers, trust_env=False, timeout=None)
 
 
 class ChatModel:

@@ -8,7 +8,7 @@ A call that was under way when the process died is made again: it must be idempo
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -98,6 +98,11 @@ class Record:
         self.begin(kind)
         return self.keep(DBOS.run_step({"name": name}, perform, kind, inputs, act))
 
+    async def call_async(self, name: str, kind: Kind, inputs: dict[str, Any], act: Callable[[], Awaitable[Outcome]]) -> Result:
+        """`call` for an act on the agent loop's event loop, the one place here that has one."""
+        self.begin(kind)
+        return self.keep(await DBOS.run_step_async({"name": name}, perform_async, kind, inputs, act))
+
     def begin(self, kind: Kind) -> None:
         """What is asked before every call; see `call`."""
         if self.stopping():
@@ -123,13 +128,21 @@ def perform(kind: Kind, inputs: dict[str, Any], act: Callable[[], Outcome]) -> d
     """Do `act`, timed, and give its `Result` as JSON."""
     began = time.monotonic()
     try:
-        outcome = act()
-    except ApplianceError as failure:
-        return failed(kind, inputs, failure, time.monotonic() - began)
+        return _record(kind, inputs, began, act())
     except Exception as failure:
-        structlog.get_logger().error("a step failed unexpectedly", exc_info=failure)
-        unexpected = ApplianceError(f"unexpected {type(failure).__name__}: {failure}")
-        return failed(kind, inputs, unexpected, time.monotonic() - began)
+        return _record_failure(kind, inputs, began, failure)
+
+
+async def perform_async(kind: Kind, inputs: dict[str, Any], act: Callable[[], Awaitable[Outcome]]) -> dict[str, Any]:
+    """`perform` for an act that is awaited."""
+    began = time.monotonic()
+    try:
+        return _record(kind, inputs, began, await act())
+    except Exception as failure:
+        return _record_failure(kind, inputs, began, failure)
+
+
+def _record(kind: Kind, inputs: dict[str, Any], began: float, outcome: Outcome) -> dict[str, Any]:
     return Result(
         kind=kind,
         inputs=inputs,
@@ -142,9 +155,12 @@ def perform(kind: Kind, inputs: dict[str, Any], act: Callable[[], Outcome]) -> d
     ).model_dump(mode="json")
 
 
-def failed(kind: Kind, inputs: dict[str, Any], failure: ApplianceError, seconds: float) -> dict[str, Any]:
-    """The record of a call that failed or was denied."""
-    result = Result(
-        kind=kind, inputs=inputs, error=str(failure), denied=failure.code == "denied", seconds=round(seconds, 4)
-    )  # fmt: skip
-    return result.model_dump(mode="json")
+def _record_failure(kind: Kind, inputs: dict[str, Any], began: float, failure: Exception) -> dict[str, Any]:
+    """The record of a call that failed or was denied; what is no error of ours is a fault, and logged with its trace."""
+    if isinstance(failure, ApplianceError):
+        error, denied = str(failure), failure.code == "denied"
+    else:
+        structlog.get_logger().error("a step failed unexpectedly", exc_info=failure)
+        error, denied = f"unexpected {type(failure).__name__}: {failure}", False
+    seconds = round(time.monotonic() - began, 4)
+    return Result(kind=kind, inputs=inputs, error=error, denied=denied, seconds=seconds).model_dump(mode="json")
