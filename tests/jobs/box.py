@@ -21,6 +21,7 @@ import httpx
 from tests.api.fake_engine import install_bundle
 
 ROOT = Path(__file__).parents[2]
+Rules = list[dict[str, Any]]
 NAMES = ("models", "cache", "state", "runtime", "targets", "jobs", "reports")
 
 
@@ -65,13 +66,17 @@ class Box:
         folder: where everything of it lies.
         pieces: how often the engine says its sentence.
         delay: seconds before each piece.
+        rules: instead of both: see `tests.jobs.scripted_daemon`.
     """
 
-    def __init__(self, folder: Path, pieces: int = 1, delay: float = 0.0):
+    def __init__(self, folder: Path, pieces: int = 1, delay: float = 0.0, rules: Rules | None = None):
         self.folder = folder
         self.docs = folder / "docs"
         self.socket = folder / "runtime" / "appliance.sock"
-        self._words = [str(pieces), str(delay), "serve"]
+        self._words = ["tests.api.fake_daemon", str(pieces), str(delay), "serve"]
+        if rules is not None:
+            self.say(rules)
+            self._words = ["tests.jobs.scripted_daemon", str(folder / "rules.json"), "serve"]
         self.process: subprocess.Popen[bytes] | None = None
         for name in ("docs", "jobs"):
             (folder / name).mkdir(parents=True)
@@ -85,10 +90,14 @@ class Box:
         """Put a job file there."""
         (self.folder / "jobs" / f"{name}.toml").write_text(f'name = "{name}"\n{text}', encoding="utf-8")
 
+    def say(self, rules: Rules) -> None:
+        """What the engine answers from now on."""
+        (self.folder / "rules.json").write_text(json.dumps(rules), encoding="utf-8")
+
     def start(self) -> None:
         """Start the daemon; it may not answer yet."""
         with (self.folder / "log").open("ab") as log:
-            call = [sys.executable, "-m", "tests.api.fake_daemon", *self._words]
+            call = [sys.executable, "-m", *self._words]
             self.process = subprocess.Popen(call, cwd=ROOT, env=self.environment, stdout=log, stderr=log)
 
     def end(self, sign: signal.Signals = signal.SIGKILL) -> int:
@@ -142,9 +151,9 @@ class Box:
 
 
 @contextlib.contextmanager
-def box(folder: Path, pieces: int = 1, delay: float = 0.0) -> Iterator[Box]:
+def box(folder: Path, pieces: int = 1, delay: float = 0.0, rules: Rules | None = None) -> Iterator[Box]:
     """A box whose daemon is killed when the block ends."""
-    made = Box(folder, pieces, delay)
+    made = Box(folder, pieces, delay, rules)
     try:
         yield made
     finally:
