@@ -133,10 +133,12 @@ def command() -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code, never raises.
 
-    0 done; 1 failed; 2 bad input; 3 not now; 4 no space; 5 device; 130 interrupted (see `appliance.errors`).
+    0 done; 1 failed; 2 bad input; 3 not now; 5 device; 130 interrupted (see `appliance.errors`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments[:1]
+    # onnxruntime's Linux wheels gather usage data in ~/.cache and send it; read once, when the library is loaded.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         result = command().main(args=arguments or ["--help"], prog_name="appliance", standalone_mode=False)
         sys.stdout.flush()
