@@ -44,7 +44,7 @@ def build(
     config = load_config()
     wanted = tuple(targets.load(one, config.paths.targets) for one in target or [config.engine.target])
     path, known_as = _find(source, config.paths.cache / "checkpoints")
-    name = name or known_as
+    name = _named(name or known_as)
     chosen = scheme or default_scheme(path, wanted[0])
     request = BuildRequest(
         source=path,
@@ -78,6 +78,14 @@ def _find(source: str, checkpoints: Path) -> tuple[Path, str]:
         )
     inside_pulled = (path.parent / RECORD).is_file()
     return path, path.parent.name if inside_pulled else path.stem if path.is_file() else path.name
+
+
+def _named(name: str) -> str:
+    """The name, if it can be a folder among the models: MODEL or OWNER/MODEL, as the catalogue of models reads them."""
+    parts = name.split("/")
+    if len(parts) > 2 or not all(part and part[0] != "." and part.isprintable() and len(part) <= 96 for part in parts):
+        raise BadInput(f"{name!r} cannot be a model's name", "give one like my-model or owner/my-model: --name NAME")
+    return name
 
 
 def _again(path: Path, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int) -> str:

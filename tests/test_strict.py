@@ -1,5 +1,8 @@
 """Strict reading: one sentence that names the key, the nearest right one and the place."""
 
+from collections.abc import Mapping
+
+import pydantic
 import pytest
 
 from appliance.errors import BadInput, ConfigError
@@ -15,7 +18,7 @@ class Outer(StrictModel):
     name: str
     inner: Inner
     several: tuple[Inner, ...] = ()
-    by_name: dict[str, Inner] = {}
+    by_name: Mapping[str, Inner] = pydantic.Field(default_factory=dict)
     either: Inner | None = None
 
 
@@ -48,11 +51,14 @@ def test_one_sentence_says_what_and_where(change: dict[str, object], says: str) 
     [
         ({"nmae": "x", "inner": {"size": 1}}, 'request: unknown key "nmae"; did you mean "name"?'),
         ({"name": "x", "inner": {"sise": 1}}, 'request: unknown key "inner.sise"; did you mean "size"?'),
-        ({"name": "x", "inner": {"size": 1}, "several": [{"Size": 1}]}, 'request: unknown key "several.0.Size"; did you mean "size"?'),
+        (
+            {"name": "x", "inner": {"size": 1}, "several": [{"Size": 1}]},
+            'request: unknown key "several.0.Size"; did you mean "size"?',
+        ),
         # A key that is missing here and another that is unknown elsewhere have nothing to do with each other.
         ({"inner": {"size": 1, "color": ""}}, 'request: key "name" is missing'),
     ],
-)  # fmt: skip
+)
 def test_a_mistyped_required_key_is_named_before_the_one_that_is_missing(data: dict[str, object], says: str) -> None:
     with pytest.raises(BadInput) as caught:
         read(Outer, data, "request")

@@ -24,6 +24,8 @@ from appliance.strict import read
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What the system says when a place takes no more: these failures are the disk's or the permissions', not the program's."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,10 @@ class BundleWriter:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def _unwritable(destination: Path, failure: OSError) -> StorageError:
+    return StorageError(f"cannot write {destination}: {failure.strerror}", "free space or choose another --output")
+
+
 @contextlib.contextmanager
 def writing(destination: Path) -> Iterator[BundleWriter]:
     """A writer whose leavings are removed when the block fails or is interrupted; a full disk says so in one line.
@@ -173,13 +179,14 @@ def writing(destination: Path) -> Iterator[BundleWriter]:
     writer = BundleWriter(destination)
     shutil.rmtree(writer.folder, ignore_errors=True)
     try:
-        writer.folder.mkdir(parents=True)
+        try:
+            writer.folder.mkdir(parents=True)
+        except OSError as failure:  # whatever the reason, nothing can be made there
+            raise _unwritable(destination, failure) from failure
         yield writer
     except OSError as failure:
-        if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
-            raise StorageError(
-                f"cannot write {destination}: {os.strerror(failure.errno)}", "free space or choose another --output"
-            ) from failure
+        if failure.errno in UNWRITABLE:
+            raise _unwritable(destination, failure) from failure
         raise
     finally:
         shutil.rmtree(writer.folder, ignore_errors=True)

@@ -84,7 +84,7 @@ def test_the_scale_is_the_least_squares_one_of_its_integers(group: int) -> None:
     search: 5e-4 of it; with 8 bits float16's own rounding is of that size)."""
     seed, rng = fresh()
     weight = rng.standard_normal((2000, 256)).astype(np.float32)
-    q, scales, error = fitted(weight, 4, group)
+    q, _, error = fitted(weight, 4, group)
     blocks, whole = (array.astype(np.float64).reshape(2000, -1, group) for array in (weight, q))
     best = (blocks * whole).sum(-1) / (whole * whole).sum(-1)
     least = ((blocks - whole * best[..., None]) ** 2).sum()
