@@ -1,7 +1,7 @@
 """Progress bars on stderr, so that stdout stays clean for tables and JSON.
 
-Knows: how long work is shown. Does not know: the work. The bars are drawn only on a terminal; elsewhere a line says
-what has begun, because a log full of half-drawn bars helps nobody.
+Knows: how long work is shown. Does not know: the work. The bars are drawn only on a terminal; elsewhere lines say what has
+begun, every ten seconds how far it is, and how long it took, because a log full of half-drawn bars helps nobody.
 """
 
 import contextlib
@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 Advance = Callable[[int], None]
+SAY_SECONDS = 10
+"""Between two lines about the same work where there is no terminal."""
 
 
 @contextlib.contextmanager
 def bar(label: str, total: int | None, unit: Literal["bytes", "steps"] = "steps") -> Iterator[Advance]:
     """A bar for `total` units (None = unknown); the block calls what it is given with how many more are done."""
     if not sys.stderr.isatty():
-        with _plain(label) as advance:
+        with _plain(label, total) as advance:
             yield advance
         return
     from rich.console import Console
@@ -35,10 +37,20 @@ def bar(label: str, total: int | None, unit: Literal["bytes", "steps"] = "steps"
 
 
 @contextlib.contextmanager
-def _plain(label: str) -> Iterator[Advance]:
-    start = time.monotonic()
+def _plain(label: str, total: int | None) -> Iterator[Advance]:
+    start = told = time.monotonic()
+    finished = 0
     print(f"{label} ...", file=sys.stderr, flush=True)
-    yield lambda done: None
+
+    def advance(done: int) -> None:
+        nonlocal told, finished
+        finished += done
+        now = time.monotonic()
+        if total and now - told >= SAY_SECONDS:
+            told = now
+            print(f"{label}: {100 * finished // total} % after {now - start:.0f} s", file=sys.stderr, flush=True)
+
+    yield advance
     took = time.monotonic() - start
     if took >= 2:
         print(f"{label}: done in {took:.0f} s", file=sys.stderr, flush=True)
