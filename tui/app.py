@@ -61,8 +61,10 @@ class ApplianceApp(App[None]):
     async def action_quit(self) -> None:
         """Stop what is going on, keep what has come, and end."""
         await self._chat.wind_up()
-        await self._client.close()
         self.exit()
+
+    async def on_unmount(self) -> None:
+        await self._client.close()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The commands of the screen, then those of every screen."""

@@ -3,6 +3,7 @@
 Knows: routes, HTTP, server-sent events. Does not know: Textual, or what is done with an answer.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -90,8 +91,9 @@ class Client:
     def __init__(self, addresses: Sequence[Address]):
         self._addresses = tuple(addresses)
         self._http: httpx.AsyncClient | None = None
+        self._finding = asyncio.Lock()
         self.address: Address | None = None
-        """Where the daemon was found; None while it is not."""
+        """Where the daemon was found the last time."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,24 +103,9 @@ class Client:
 
     async def close(self) -> None:
         """Let go of every connection."""
-        if self._http is not None:
-            await self._http.aclose()
-        self._http, self.address = None, None
-
-    async def connect(self) -> None:
-        """Find the daemon; `Unreachable` names every place that was tried."""
-        await self.close()
-        for address in self._addresses:
-            http = _open(address)
-            try:
-                await http.get("/healthz")
-            except (httpx.TransportError, OSError):
-                await http.aclose()
-                continue
-            self._http, self.address = http, address
-            return
-        tried = " and ".join(str(address) for address in self._addresses)
-        raise Unreachable(f"no daemon answers at {tried}", START)
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
 
     async def models(self) -> list[Model]:
         """Every installed model."""
@@ -136,9 +123,9 @@ class Client:
         """One conversation with its messages."""
         return to_conversation(await self._call("GET", f"{OWN}/conversations/{id}"))
 
-    async def create_conversation(self, title: str, model: str) -> Head:
-        """Begin to keep a conversation."""
-        return to_head(await self._call("POST", f"{OWN}/conversations", {"title": title, "model": model}))
+    async def create_conversation(self, id: str, title: str, model: str) -> None:
+        """Begin to keep a conversation; saying it twice begins one."""
+        await self._call("POST", f"{OWN}/conversations", {"id": id, "title": title, "model": model})
 
     async def rename_conversation(self, id: str, title: str) -> None:
         """Give a conversation another title."""
@@ -162,11 +149,11 @@ class Client:
 
     async def run(self, run: str) -> Run:
         """One run with its trace and report."""
-        return to_run(await self._call("GET", f"{OWN}/runs/{quote(run)}"))
+        return to_run(await self._call("GET", f"{OWN}/runs/{quote(run, safe='')}"))
 
     async def start_run(self, job: str) -> tuple[Slot, bool]:
         """Have a job run now: its slot, and whether it is new; two wishes within a minute are one."""
-        body = await self._call("POST", f"{OWN}/jobs/{quote(job)}/runs", {"slot": None})
+        body = await self._call("POST", f"{OWN}/jobs/{quote(job, safe='')}/runs", {"slot": None})
         return to_slot(body), bool(body["created"])
 
     async def answer(self, model: str, turns: Sequence[Turn]) -> AsyncGenerator[AnswerEvent, None]:
@@ -192,31 +179,49 @@ class Client:
                     async for event in events:
                         yield event
         except (httpx.TransportError, OSError) as failure:
-            raise await self._lost(failure, started) from None
+            raise await self._lost(http, failure, started) from None
 
     async def _found(self) -> httpx.AsyncClient:
-        if self._http is None:
-            await self.connect()
-        assert self._http is not None
-        return self._http
+        """The daemon; `Unreachable` names every place that was tried."""
+        async with self._finding:
+            if self._http is None:
+                self._http = await self._find()
+            return self._http
+
+    async def _find(self) -> httpx.AsyncClient:
+        for address in self._addresses:
+            http = _open(address)
+            try:
+                await http.get("/healthz")
+            except (httpx.TransportError, OSError):
+                await http.aclose()
+            except BaseException:
+                await http.aclose()
+                raise
+            else:
+                self.address = address
+                return http
+        tried = " and ".join(str(address) for address in self._addresses)
+        raise Unreachable(f"no daemon answers at {tried}", START)
 
     async def _call(self, method: str, path: str, body: Json | None = None) -> Any:
         http = await self._found()
         try:
             response = await http.request(method, path, json=body)
         except (httpx.TransportError, OSError) as failure:
-            raise await self._lost(failure, started=False) from None
+            raise await self._lost(http, failure, started=False) from None
         if response.is_error:
             raise _refusal(response)
         return response.json()
 
-    async def _lost(self, failure: Exception, started: bool) -> Failure:
+    async def _lost(self, http: httpx.AsyncClient, failure: Exception, started: bool) -> Failure:
         """What a failed connection means; the next call looks for the daemon again."""
         address = self.address
         if isinstance(failure, httpx.ReadTimeout):
             what = f"the daemon at {address} takes over {CALL_SECONDS:.0f} s to answer"
             return Unreachable(what, "look at its log, then try again")
-        await self.close()
+        if http is self._http:
+            await self.close()
         if started:
             return BrokenOff("the daemon went away in the middle of the answer; what came is kept", START)
         return Unreachable(f"the daemon at {address} has gone", START)

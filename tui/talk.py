@@ -4,6 +4,7 @@ Knows: turns and their order. Does not know: Textual, or how an answer comes.
 """
 
 import asyncio
+import secrets
 
 from tui.client import Client
 from tui.shapes import Conversation, Turn
@@ -15,22 +16,20 @@ class Talk:
     """Turns in order. What the daemon could not take while it was away is kept here and handed over by the next `keep`."""
 
     def __init__(self, conversation: Conversation | None = None):
-        self.id = conversation.head.id if conversation else None
+        self.id = conversation.head.id if conversation else f"conv_{secrets.token_hex(12)}"
+        """Chosen here, so that a beginning which the daemon may or may not have heard of can be told again."""
         self.turns: list[Turn] = list(conversation.turns) if conversation else []
+        self._begun = conversation is not None
         self._kept = len(self.turns)
         self._keeping = asyncio.Lock()
-
-    @property
-    def kept(self) -> bool:
-        """Whether the daemon has all of it."""
-        return self._kept == len(self.turns)
 
     async def keep(self, client: Client, model: str) -> None:
         """Hand over what the daemon does not have yet; `Failure` leaves the rest for the next time."""
         async with self._keeping:
             while self._kept < len(self.turns):
-                if self.id is None:
-                    self.id = (await client.create_conversation(title_of(self.turns[0].content), model)).id
+                if not self._begun:
+                    await client.create_conversation(self.id, title_of(self.turns[0].content), model)
+                    self._begun = True
                 await client.append_turn(self.id, self._kept, self.turns[self._kept])
                 self._kept += 1
 

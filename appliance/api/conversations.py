@@ -36,7 +36,7 @@ def conversations_router(kept: Conversations) -> APIRouter:
     @router.post(LIST)
     async def create_conversation(body: ConversationStart) -> ConversationHead:
         """Begin one."""
-        return _head(await run_in_threadpool(kept.create, body.title, body.model))
+        return _head(await run_in_threadpool(kept.create, body.title, body.model, body.id))
 
     @router.get(ONE)
     async def retrieve_conversation(id: str) -> WholeConversation:

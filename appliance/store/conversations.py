@@ -55,7 +55,7 @@ HEADS = """
 """
 MESSAGES = """
     SELECT role, content, model, provider, finish_reason, prompt_tokens, completion_tokens, tokens_per_second, position, created
-    FROM messages JOIN conversations ON number = conversation WHERE id = ? ORDER BY position
+    FROM messages WHERE conversation = (SELECT number FROM conversations WHERE id = ?) ORDER BY position
 """
 
 
@@ -137,12 +137,12 @@ class Conversations:
             rows = connection.execute(MESSAGES, (id,)).fetchall()
         return Conversation(head, tuple(_message(row) for row in rows))
 
-    def create(self, title: str, model: str = "") -> Head:
-        """Begin a conversation; its id is made here."""
+    def create(self, title: str, model: str = "", id: str | None = None) -> Head:
+        """Begin a conversation; one that has the id already stays as it is and is given back. None = an id made here."""
         now = self._clock()
+        id = id or f"conv_{secrets.token_hex(12)}"
+        insert = "INSERT INTO conversations(id, title, model, created, updated) VALUES(?, ?, ?, ?, ?) ON CONFLICT(id) DO NOTHING"
         with self._writing() as connection:
-            id = f"conv_{secrets.token_hex(12)}"
-            insert = "INSERT INTO conversations(id, title, model, created, updated) VALUES(?, ?, ?, ?, ?)"
             connection.execute(insert, (id, title, model, now, now))
             return _head(connection, id)
 

@@ -8,9 +8,9 @@ in a worker.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -34,6 +34,7 @@ from tui.widgets.status import StatusLine
 from tui.widgets.transcript import Answer, Transcript
 
 RETRY_SECONDS = 3.0
+WIND_UP_SECONDS = 5.0  # for a daemon that does not take the last answer; then it is lost
 SHOW_SECONDS = 0.25  # between two looks at the speed of an answer that is coming
 TRY_AGAIN = "Ctrl+R tries again now; it is tried every few seconds as well."
 
@@ -75,11 +76,12 @@ class ChatScreen(Screen[None]):
         self._models: list[Model] = []
         self._model = ""
         self._away = False  # the daemon did not answer the last time
+        self._sticks = False  # what is told stays until the next question
         self._asking = False
         self._answering: asyncio.Task[None] | None = None
 
     def compose(self) -> ComposeResult:
-        with Horizontal():
+        with Horizontal(id="desk"):
             yield ConversationList()
             with Vertical(id="talk"):
                 yield Transcript()
@@ -102,6 +104,7 @@ class ChatScreen(Screen[None]):
 
     def action_retry(self) -> None:
         """Look for the daemon and ask for everything anew."""
+        self._sticks = False
         self._refresh()
 
     @work(exclusive=True, group="refresh")
@@ -119,16 +122,18 @@ class ChatScreen(Screen[None]):
             self._back()
         self._show_facts()
 
-    def _tell(self, failure: Failure) -> None:
-        """Say what failed; for the daemon's absence, until it is back."""
+    def _tell(self, failure: Failure, sticks: bool = False) -> None:
+        """Say what failed: the daemon's absence until it is back, a refused question until the next one."""
         self._away = isinstance(failure, Unreachable | BrokenOff)
+        self._sticks = sticks and not self._away
         self.query_one(Notice).show(failure, TRY_AGAIN if self._away else "")
         self._show_facts()
 
     def _back(self) -> None:
         """A call has worked."""
         self._away = False
-        self.query_one(Notice).hide()
+        if not self._sticks:
+            self.query_one(Notice).hide()
 
     def _card(self) -> Model | None:
         return next((model for model in self._models if model.id == self._model), None)
@@ -158,7 +163,7 @@ class ChatScreen(Screen[None]):
         """Send a question off, unless one is under way; then it stays where it is."""
         if self._busy():
             return
-        self._asking = True
+        self._asking, self._sticks = True, False
         self.query_one(Composer).clear()
         self._ask(event.text)
 
@@ -181,7 +186,7 @@ class ChatScreen(Screen[None]):
         try:
             await asyncio.wait([self._answering])
         finally:
-            task, self._answering, self._asking = self._answering, None, False
+            task, self._answering = self._answering, None
             task.cancel()
         if not task.cancelled() and (problem := task.exception()) is not None:
             if not isinstance(problem, Failure):
@@ -196,14 +201,15 @@ class ChatScreen(Screen[None]):
             await answer.close(figures)
             talk.turns += [Turn("user", text), Turn("assistant", coming.text, figures)]
             self._show_answer(figures)
+        self._asking = False
         if failure is not None:
-            self._tell(failure)
+            self._tell(failure, sticks=True)
         else:
             self._refresh()
 
     async def _receive(self, turns: list[Turn], answer: Answer, meter: Meter, coming: Coming) -> None:
         """Show the answer as it comes. Cancelling this closes the connection, which frees the model."""
-        async with aclosing(self._client.answer(self._model, turns)) as events:
+        async with contextlib.aclosing(self._client.answer(self._model, turns)) as events:
             async for event in events:
                 match event:
                     case Opened():
@@ -233,7 +239,11 @@ class ChatScreen(Screen[None]):
     async def wind_up(self) -> None:
         """Before the end: stop the answer and see it kept."""
         self.action_stop()
-        await self.workers.wait_for_complete()
+        with contextlib.suppress(TimeoutError, Failure):
+            async with asyncio.timeout(WIND_UP_SECONDS):
+                while self._asking:
+                    await asyncio.sleep(0.01)
+                await self._talk.keep(self._client, self._model)
 
     # Conversations and models
 
@@ -255,7 +265,7 @@ class ChatScreen(Screen[None]):
 
     @work(exclusive=True, group="show")
     async def _show_talk(self, talk: Talk) -> None:
-        self._talk = talk
+        self._talk, self._sticks = talk, False
         await self.query_one(Transcript).show(talk.turns)
         last = next((turn.figures for turn in reversed(talk.turns) if turn.figures), None)
         self._show_facts(context_used=last.context_used if last else 0, tokens_per_second=None)
@@ -287,17 +297,19 @@ class ChatScreen(Screen[None]):
     async def on_delete_wanted(self, event: DeleteWanted) -> None:
         """Ask, then have it forgotten."""
         if await self.app.push_screen_wait(ConfirmDialog(f"Delete “{event.title}” for ever?")):
-            await self._change(self._client.delete_conversation(event.id))
-            if event.id == self._talk.id and not self._asking:
+            gone = await self._change(self._client.delete_conversation(event.id))
+            if gone and event.id == self._talk.id and not self._asking:
                 self._show_talk(Talk())
 
-    async def _change(self, call: Awaitable[None]) -> None:
+    async def _change(self, call: Awaitable[None]) -> bool:
+        """Whether the daemon did it."""
         try:
             await call
         except Failure as failure:
             self._tell(failure)
-        else:
-            self._refresh()
+            return False
+        self._refresh()
+        return True
 
     @work(exclusive=True, group="dialog")
     async def action_model(self) -> None:

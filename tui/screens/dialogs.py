@@ -15,27 +15,22 @@ from textual.widgets.option_list import Option
 
 from tui.shapes import Model
 
-HELP = """\
-## Keys
-
-| key | does |
-|---|---|
-| Enter | send the question; on a list, open what is marked |
-| Ctrl+J | break the line in a question |
-| Esc | stop the answer that is coming; close a dialog or a screen |
-| Ctrl+N | new conversation |
-| Ctrl+L | to the list of conversations, and back |
-| R, D | on the list: rename, delete |
-| Ctrl+O | choose the model |
-| Ctrl+T | jobs, their ledger and their runs |
-| Ctrl+R | look for the daemon again; ask for the newest state |
-| Ctrl+P | every command, by name; themes too |
-| Tab, Shift+Tab | to the next part of the screen, and back |
-| PgUp, PgDn | scroll the part you are in |
-| Ctrl+Q | quit |
-
-Conversations are kept by the daemon. What you have typed is never lost: a question that could not be sent comes back.
-"""
+KEYS = (
+    ("Enter", "send the question; on a list, open what is marked"),
+    ("Ctrl+J", "break the line in a question"),
+    ("Esc", "stop the answer that is coming; close what is open"),
+    ("Ctrl+N", "new conversation"),
+    ("Ctrl+L", "to the list of conversations, and back"),
+    ("R, D", "on the list: rename, delete"),
+    ("Ctrl+O", "choose the model"),
+    ("Ctrl+T", "jobs, their ledger and their runs"),
+    ("Ctrl+R", "look for the daemon again; ask for the newest state"),
+    ("Ctrl+P", "every command, by name; themes too"),
+    ("Tab, Shift+Tab", "to the next part of the screen, and back"),
+    ("PgUp, PgDn", "scroll the part you are in"),
+    ("Ctrl+Q", "quit"),
+)
+KEPT = "Conversations are kept by the daemon. What you have typed is never lost: a question that could not be sent comes back."
 
 
 class Dialog(ModalScreen[str | None]):
@@ -50,7 +45,9 @@ class HelpDialog(Dialog):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="box"):
-            yield Markdown(HELP)
+            yield Static("Keys", classes="title")
+            yield Static(Content("\n").join(Content.assemble((f"{key:16}", "bold"), does) for key, does in KEYS))
+            yield Static(f"\n{KEPT}")
         yield Footer()
 
 
@@ -104,7 +101,7 @@ class TitleDialog(Dialog):
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
             yield Static("New title", classes="title")
-            yield Input(self._title)
+            yield Input(self._title, select_on_focus=False)
         yield Footer()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -53,7 +53,7 @@ class RunScreen(Screen[None]):
         with TabbedContent(initial="trace"):
             with TabPane("Trace", id="trace"):
                 yield Table("", COLUMNS, id="steps")
-            with TabPane("Report", id="report"), VerticalScroll():
+            with TabPane("Report", id="report"), VerticalScroll(id="page"):
                 yield Markdown("", open_links=False)
         yield Footer()
 
@@ -89,7 +89,7 @@ class RunScreen(Screen[None]):
     def action_page(self, name: str) -> None:
         """Turn to a page."""
         self.query_one(TabbedContent).active = name
-        self.query_one("#steps" if name == "trace" else VerticalScroll).focus()
+        self.query_one("#steps" if name == "trace" else "#page").focus()
 
     def action_retry(self) -> None:
         """Ask for the newest state."""

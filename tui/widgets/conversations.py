@@ -28,8 +28,8 @@ class ConversationList(OptionList):
         self.border_title = "Conversations"
 
     def show(self, heads: list[Head], open_id: str | None) -> None:
-        """Show these, with the open one marked; the highlighted one stays highlighted."""
-        before = self._highlighted()
+        """Show these, with the open one marked; it is highlighted too, unless the person is choosing."""
+        before = self._highlighted() if self.has_focus else None
         self._heads = heads
         self.clear_options()
         self.add_options(Option(Content(f"{'▌' if head.id == open_id else ' '}{head.title}"), id=head.id) for head in heads)

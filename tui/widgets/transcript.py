@@ -14,7 +14,7 @@ from tui.shapes import Figures, Turn
 ENDINGS = {
     "length": "cut off: the context or the limit of tokens is used up",
     "stopped": "stopped",
-    "broken": "broken off: the daemon went away",
+    "broken": "broken off",
 }
 
 

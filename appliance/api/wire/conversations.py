@@ -17,8 +17,9 @@ class WireConversations(BaseModel):
 
 
 class ConversationStart(WireConversations):
-    """What a new conversation is made of."""
+    """What a new conversation is made of. An id chosen by the client makes a second try harmless."""
 
+    id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{8,64}$")
     title: Title
     model: str = Field(default="", max_length=500)
 
