@@ -31,6 +31,11 @@ from appliance.errors import ApplianceError, StorageError
 
 GROUP = "appliance.commands"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+# What a folder or a disk can be at fault for; anything else that the system refuses is a fault of the program.
+PLACE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.EIO,
+)  # fmt: skip
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # as a shell reports the signal that usually ends such a writer
 
@@ -139,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments[:1]
     # onnxruntime's Linux wheels gather usage data in ~/.cache and send it; read once, when the library is loaded.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    _open_missing_streams()
     try:
         result = command().main(args=arguments or ["--help"], prog_name="appliance", standalone_mode=False)
         sys.stdout.flush()
@@ -160,6 +166,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(*_explain(failure, arguments))
 
 
+def _open_missing_streams() -> None:
+    """Put /dev/null where the caller closed a standard stream.
+
+    Python has None there, which no verb expects; and the next file opened would get its number, so that a stray print went
+    into that file.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  (for the whole run)
+
+
 def _explain(failure: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """The one line and the exit code of a failure."""
     if isinstance(failure, ApplianceError):
@@ -172,6 +193,8 @@ def _explain(failure: Exception, arguments: Sequence[str]) -> tuple[str, int]:
         return f"{message[:1].lower()}{message[1:]}; see: {path} --help", 2
     if isinstance(failure, OSError) and failure.errno in FULL_DISK:
         return f"cannot write {failure.filename or 'to the disk'}: {failure.strerror}; free some space", StorageError.exit_code
+    if isinstance(failure, OSError) and failure.errno in PLACE and failure.filename is not None:
+        return f"cannot use {failure.filename}: {failure.strerror}; check the folder and its permissions", StorageError.exit_code
     again = shlex.join(["appliance", "--debug", *arguments])
     reason = " ".join(str(failure).split()) or "no reason given"
     return f"unexpected {type(failure).__name__}: {reason}; this is a fault of the program, its trace: {again}", 1

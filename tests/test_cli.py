@@ -53,7 +53,7 @@ def test_an_entry_point_whose_module_is_missing_is_not_listed(monkeypatch: pytes
         importlib.metadata.EntryPoint("gone", "export.no_such_module:gone", cli.GROUP),
         importlib.metadata.EntryPoint("elsewhere", "no_such_package.x:elsewhere", cli.GROUP),
         importlib.metadata.EntryPoint("nameless", "appliance.errors:nameless", cli.GROUP),
-        importlib.metadata.EntryPoint("demo", "demo.fetch:main", cli.GROUP),
+        importlib.metadata.EntryPoint("demo", "demo.run:main", cli.GROUP),
     ]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     names = set(cli.verbs())
@@ -154,3 +154,23 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["--help", "chat --local Hello"])
+def test_a_closed_standard_stream_is_no_fault_of_the_program(closed: str, arguments: str, tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    shell = f"exec {sys.executable} -m appliance.cli {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", shell], env=environment, input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == (0 if arguments == "--help" else 2), done.stderr
+    assert "Traceback" not in done.stderr and "unexpected" not in done.stderr, done.stderr
+    assert len(lines_of(done.stderr)) <= 2, done.stderr
+
+
+def test_a_place_that_cannot_be_used_is_told_as_one(verb: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever verb meets it first: the cache, the models, an output folder; a program's fault it is not."""
+    for place in ("/proc/no/such", "/dev/null/below"):
+        verb(f"import pathlib\npathlib.Path({place!r}).mkdir()")
+        assert cli.main(["act"]) == errors.StorageError.exit_code
+        line = capsys.readouterr().err
+        assert line.startswith(f"appliance: cannot use {place}: ") and "check the folder" in line, line
