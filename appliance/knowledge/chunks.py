@@ -41,10 +41,16 @@ def tokens(text: str) -> int:
 
 
 def cut(document: Document) -> list[Chunk]:
-    """Every passage of the document, in order; together they cover all of its text but white space."""
+    """Every passage of the document, in order.
+
+    Together they cover all of its text but white space, and headings with nothing between them and the first one below:
+    those stand in the anchors of what is below.
+    """
     found = []
     line, counted = 1, 0  # the number of the line that character `counted` stands in
-    for section in document.sections:
+    for section, following in zip(document.sections, [*document.sections[1:], None], strict=True):
+        if following and _bare(document, section, following):
+            continue
         for start, end in _packed(document.text, section):
             anchor = section.anchor
             if document.anchors == "lines":
@@ -52,6 +58,12 @@ def cut(document: Document) -> list[Chunk]:
                 anchor = lines_anchor(line, line + document.text.count("\n", start, end))
             found.append(Chunk(anchor, start, end))
     return found
+
+
+def _bare(document: Document, section: Section, following: Section) -> bool:
+    """Whether the section is a heading alone, above another one."""
+    text = document.text[section.start : section.end].strip()
+    return document.anchors == "heading" and "\n" not in text and following.anchor.startswith(f"{section.anchor} > ")
 
 
 def _packed(text: str, section: Section) -> Iterator[tuple[int, int]]:

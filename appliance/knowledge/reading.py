@@ -25,6 +25,10 @@ GRACE = 5.0
 """Seconds beyond a document's limit before the parent ends a child that did not end itself."""
 
 
+PROGRAM = ("-I", "-m", "appliance.knowledge.reader_process")
+"""The child. -I: neither the current folder nor the environment decides which code is run."""
+
+
 class Reader:
     """A reading child, started on the first file and again after it died. Use it from one thread; close it."""
 
@@ -80,8 +84,7 @@ class Reader:
         return DocumentError("unreadable", f"reading it took over {self._limits.seconds} s", lasting=False)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # -I: neither the current folder nor the environment decides which code is run.
-        call = [sys.executable, "-I", "-m", "appliance.knowledge.reader_process", json.dumps(asdict(self._limits))]
+        call = [sys.executable, *PROGRAM, json.dumps(asdict(self._limits))]
         pipe = subprocess.PIPE
         return subprocess.Popen(call, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 
