@@ -47,7 +47,7 @@ test: deps lint  ## Everything quick, in an environment of its own; lists what i
 # torch and transformers (extra "reference") stand in no lock file: which build of torch fits is the machine's affair.
 deps-full: system-packages $(FULL_VENV)/.stamp  ## What the slow proofs need, system packages too
 	$(FULL_VENV)/bin/python -m pip --disable-pip-version-check install --no-build-isolation --editable '.[reference]'
-	$(FULL_VENV)/bin/python -m demo.fetch
+	$(FULL_VENV)/bin/python -m demo.fetch smollm2-135m gemma3-270m
 
 system-packages:
 	PYTHON=$(PYTHON) tests/system-packages

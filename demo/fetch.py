@@ -1,18 +1,22 @@
-"""Gets the starter model for the tests, if it is not there: python -m demo.fetch"""
+"""Gets models for the tests, those that are not there: python -m demo.fetch [MODEL]... (without one: the starter model)"""
 
 import subprocess
 import sys
 
-from demo.place import STARTER, environment, starter_candidates, write_config
+from demo.place import STARTER, candidates, environment, write_config
 
 
-def main() -> int:
-    """The exit code of the pull; 0 when there is nothing to do."""
-    if any(path.is_file() for path in starter_candidates()):
-        return 0
-    call = [sys.executable, "-m", "appliance.cli", "pull", STARTER, "--yes"]
-    return subprocess.run(call, env=environment(write_config())).returncode
+def main(models: list[str]) -> int:
+    """The exit code of the first pull that fails; 0 when there is nothing to do."""
+    for model in models:
+        if any(path.is_file() for path in candidates(model)):
+            continue
+        call = [sys.executable, "-m", "appliance.cli", "pull", model, "--yes"]
+        code = subprocess.run(call, env=environment(write_config())).returncode
+        if code:
+            return code
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or [STARTER]))

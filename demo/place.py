@@ -3,26 +3,31 @@
 Knows: paths. Does not know: what the appliance does with them.
 """
 
+import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / ".appliance"
+SAMPLES = ROOT / "demo" / "samples"
+JOBS = ROOT / "demo" / "jobs"
+SOCKET_LIMIT = 107
+"""Bytes of a Unix socket's path."""
 STARTER = "smollm2-135m"
-STARTER_VARIABLE = "APPLIANCE_STARTER"
-"""Environment variable that names a copy of the starter model elsewhere."""
+GEMMA = "gemma3-270m"
+VARIABLES = {STARTER: "APPLIANCE_STARTER", GEMMA: "APPLIANCE_GEMMA"}
+"""Environment variables that name a copy of a model elsewhere."""
 CONFIG = """\
 # Written by the demo: everything lies in this folder, and remove the folder to be rid of it.
 [paths]
 models = "{data}/models"
 cache = "{data}/cache"
 state = "{data}/state"
-runtime = "{data}/run"
+runtime = "{runtime}"
 targets = "{data}/targets.d"
-
-[server]
-# No Unix socket: its path may have 107 bytes at most, and a clone may lie deep.
-socket = false
+jobs = "{jobs}"
+reports = "{data}/reports"
 """
 
 
@@ -31,8 +36,18 @@ def write_config(data: Path = DATA) -> Path:
     data.mkdir(parents=True, exist_ok=True)
     path = data / "appliance.toml"
     # TOML's basic strings take a backslash and a quote only escaped.
-    path.write_text(CONFIG.format(data=str(data).replace("\\", "\\\\").replace('"', '\\"')), encoding="utf-8")
+    folders = {"data": data, "runtime": runtime_folder(data), "jobs": JOBS}
+    quoted = {name: str(folder).replace("\\", "\\\\").replace('"', '\\"') for name, folder in folders.items()}
+    path.write_text(CONFIG.format(**quoted), encoding="utf-8")
     return path
+
+
+def runtime_folder(data: Path) -> Path:
+    """Where the daemon's socket goes: inside `data`, or among the temporary files when the clone lies too deep for that."""
+    folder = data / "run"
+    if len(os.fsencode(folder / "appliance.sock")) <= SOCKET_LIMIT:
+        return folder
+    return Path(tempfile.gettempdir()) / f"appliance-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
 
 
 def environment(config: Path) -> dict[str, str]:
@@ -40,7 +55,7 @@ def environment(config: Path) -> dict[str, str]:
     return os.environ | {"APPLIANCE_CONFIG": str(config)}
 
 
-def starter_candidates() -> list[Path]:
-    """Where the starter model may lie, best first."""
-    named = [Path(os.environ[STARTER_VARIABLE])] if os.environ.get(STARTER_VARIABLE) else []
-    return named + sorted((DATA / "cache" / "checkpoints" / STARTER).glob("*.gguf"))
+def candidates(model: str) -> list[Path]:
+    """Where the GGUF of a model of the catalogue may lie, best first."""
+    named = os.environ.get(VARIABLES[model])
+    return ([Path(named)] if named else []) + sorted((DATA / "cache" / "checkpoints" / model).glob("*.gguf"))

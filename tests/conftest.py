@@ -6,16 +6,26 @@ from typing import Any
 
 import pytest
 
-from demo.place import STARTER_VARIABLE, starter_candidates
+from demo.place import GEMMA, STARTER, VARIABLES, candidates
 
 
 @pytest.fixture(scope="session")
 def starter_gguf() -> Path:
     """The starter model, SmolLM2-135M-Instruct as GGUF. A test that needs it fails without it; it never skips."""
-    for path in starter_candidates():
+    return fetched(STARTER, "make deps")
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """Gemma 3 270M as GGUF, whose vocabulary is a large SentencePiece one; only slow tests need it."""
+    return fetched(GEMMA, "make deps-full")
+
+
+def fetched(model: str, how: str) -> Path:
+    for path in candidates(model):
         if path.is_file():
             return path
-    pytest.fail(f"the starter model is not there; get it: make deps (or name a copy in {STARTER_VARIABLE})", pytrace=False)
+    pytest.fail(f"the model {model} is not there; get it: {how} (or name a copy in {VARIABLES[model]})", pytrace=False)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Token ids of real vocabularies, rebuilt from their GGUF, against transformers' (see golden/make_tokenizer.py)."""
 
-import os
 import time
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from appliance.runtime.tokenizer_sentencepiece import SentencePieceTokenizer
 from export.checkpoint import open_checkpoint
 from export.tokenizer import TokenizerFiles, write_tokenizer
 from tests.runtime.tokenizer_samples import golden
-
-GEMMA = "APPLIANCE_GEMMA"
 
 
 def written(gguf: Path, folder: Path) -> TokenizerFiles:
@@ -70,8 +67,6 @@ def test_smollm2_speed(starter_gguf: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gemma3_ids_equal_the_reference(tmp_path: Path) -> None:
-    path = os.environ.get(GEMMA)
-    if path is None:
-        pytest.fail(f"name the Gemma 3 270M GGUF in {GEMMA}", pytrace=False)
-    assert_equal(opened(Path(path), tmp_path), "gemma3.json")
+@pytest.mark.model
+def test_gemma3_ids_equal_the_reference(gemma_gguf: Path, tmp_path: Path) -> None:
+    assert_equal(opened(gemma_gguf, tmp_path), "gemma3.json")
