@@ -1,4 +1,4 @@
-"""The demo: python -m demo.run. From nothing to an answered chat, with the commands a person would type.
+"""The demo: python -m demo.run. From nothing to an answered chat and a night job's report, as a person would type it.
 
 Knows: the order of the steps, and to stop what it started. Does not know: anything of the appliance but its command
 line and its HTTP interface.
@@ -19,11 +19,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from demo.place import DATA, ROOT, STARTER, environment, write_config
+from demo.place import DATA, ROOT, SAMPLES, STARTER, environment, write_config
 
 QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
 TARGET = "cpu"
+JOB = "nightly-digest"
+ASKED_BEFORE = "was asked for before"
+"""What `appliance job run` says of a slot that has its run."""
 START_SECONDS = 60
 STOP_SECONDS = 15
 GRACE_SECONDS = 3
@@ -62,6 +65,40 @@ def run(config: Path, *arguments: str, quiet: bool = False) -> str:
     if process.returncode:
         raise Failed
     return text
+
+
+def follow(config: Path, *arguments: str) -> tuple[int, str]:
+    """Run one `appliance` command and show what it prints as it comes. Its exit code and what it printed."""
+    print(f"\n$ appliance {shlex.join(arguments)}", flush=True)
+    call = [sys.executable, "-m", "appliance.cli", *arguments]
+    process = subprocess.Popen(call, env=environment(config), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = []
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    finally:
+        if sys.exc_info()[0] is not None:
+            stop(process)
+    return process.wait(), "".join(lines)
+
+
+def work(config: Path) -> dict[str, Any]:
+    """Index the sample papers and run the job over them; the finished slot as the ledger has it.
+
+    The slot is the last one that fell due, last night's. A slot runs once, so the next demo of the same day is shown the
+    report that is there; a slot that failed stays failed, and then a slot of this minute is run instead.
+    """
+    print(run(config, "knowledge", "index", str(SAMPLES.relative_to(ROOT))), end="")
+    code, text = follow(config, "job", "run", JOB, "--slot", "due")
+    if code == 1 and ASKED_BEFORE in text:
+        code, text = follow(config, "job", "run", JOB)
+    if code:
+        raise Failed(f"the job did not get done: appliance job ledger {JOB} says why")
+    slot = text.split(maxsplit=1)[0]
+    entries = json.loads(run(config, "job", "ledger", JOB, "--json", quiet=True))["entries"]
+    return next(entry for entry in entries if entry["run"] == slot)
 
 
 def build_once(config: Path) -> None:
@@ -173,15 +210,18 @@ def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def report(answer: Answer) -> None:
+def report(answer: Answer, job: dict[str, Any]) -> None:
     speed = (answer.tokens - 1) / answer.rest if answer.tokens > 1 else 0.0
     print(
         f"\n{answer.tokens} tokens, the first after {1000 * answer.first:.0f} ms, then {speed:.1f} tokens/s on {answer.provider}"
     )
+    place = Path(job["report"])
+    print(f"{job['run']}: {job['state']}, every citation checked against its source\nThe report: {place.relative_to(ROOT)}")
     command = f"APPLIANCE_CONFIG={shlex.quote(str((DATA / 'appliance.toml').relative_to(ROOT)))} .venv/bin/appliance"
     print("\nThe daemon is stopped. What to do next, from this folder:")
     steps = {
         "serve": "serve it: OpenAI's API on 127.0.0.1",
+        "tui": "meanwhile in another terminal: chats, jobs and their reports",
         'chat "Hello"': "talk to it",
         f"show {STARTER}": "what the model is made of",
         "--help": "everything else",
@@ -200,9 +240,10 @@ def main() -> int:
         build_once(config)
         with daemon(config) as base:
             answer = ask(base)
-        if EXPECTED not in answer.text:
-            raise Failed(f"the answer does not name {EXPECTED}: the model was not built right")
-        report(answer)
+            if EXPECTED not in answer.text:
+                raise Failed(f"the answer does not name {EXPECTED}: the model was not built right")
+            job = work(config)
+        report(answer, job)
     except Failed as failure:
         if str(failure):
             print(f"demo: {failure}", file=sys.stderr)
