@@ -8,19 +8,25 @@ with a quote copied from there, and drops what nothing supports. The check reads
 neither the index nor the report.
 """
 
+import functools
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from appliance.errors import ApplianceError
 from appliance.jobs.draft import Claim, Passage
 
-LEAST_SUPPORT = 0.5
-"""Share of a sentence's content words that its quote must hold. Words are compared by their first letters, so that "requires"
-meets "required"; below a half, unrelated sentences about the same subject begin to pass."""
+LEAST_SUPPORT = 0.85
+"""Share of a sentence's content words that its quote must hold: all of up to six, all but one of up to thirteen. At a half, a
+135M model's "the day shift starts" passed for a source's "the night shift starts". Words are compared by their first letters, so
+that "requires" meets "required"."""
 STEM = 5  # letters
+LEAST_WORDS = 5  # content words of a sentence that does not end like one; fewer are a heading
+LEAST_LEADING = 3  # content words of a sentence that stands for its document
 MOST_QUOTED = 3  # sentences in a row
 LONGEST_QUOTE = 600  # characters
+SHORT_LINE = 60  # characters
 
 _BOUNDARY = re.compile(
     r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?![a-z])"  # not after "e.g." and the like
@@ -28,12 +34,15 @@ _BOUNDARY = re.compile(
     r"|\n\s*\n"
     r"|\n(?=\s*(?:[-*+•#|>]|\d{1,2}[.)]\s))"  # a list's next item
 )
+_END = re.compile(r"[.!?。！？][\"')\]”’]*$")
+_DENIALS = frozenset(["not", "no", "never", "none", "nobody", "nothing", "without", "neither", "nor", "cannot"])
 _WORD = re.compile(r"\w+")
+_NO_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff]")
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _LIST_MARK = re.compile(r"^\s*(?:[-*+•]|\d{1,2}[.)])\s+|^\s*#+\s+|\*\*|`|^\s*>\s+")
 _FUNCTION_WORDS = (
-    "a an and are as at be been by can could did do does for from had has have he her his how i if in into is it its may more "
-    "most must no not of on or our she should so some such than that the their them then there these they this those to was "
+    "a an and are as at be been by can could did do does for from had has have he her his how i if in instead into is it its may "
+    "more most must no not of on or our she should so some such than that the their them then there these they this those to was "
     "we were what when where which who will with would you your document text passage summary section according also"
 )
 _NO_CONTENT = frozenset(_FUNCTION_WORDS.split())
@@ -46,7 +55,8 @@ def split_sentences(text: str) -> list[str]:
         if not line.strip() or line.lstrip().startswith(("#", "|", "---", "```")):
             continue
         line = _LIST_MARK.sub("", line).strip()
-        found += [line[start:end].strip() for start, end in _spans(line)]
+        pieces = [line[start:end].strip() for start, end in _spans(line)]
+        found += [piece for piece in pieces if _END.search(piece) or len(_content(piece)) >= LEAST_WORDS]
     return found
 
 
@@ -55,14 +65,17 @@ def normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def numbers(text: str) -> set[str]:
-    """Numbers as they are written, without thousands commas."""
-    return {re.sub(r",(?=\d{3}\b)", "", found) for found in _NUMBER.findall(text)}
+def numbers(text: str) -> Counter[str]:
+    """Numbers as they are written, without thousands commas, and how often."""
+    return Counter(re.sub(r",(?=\d{3}\b)", "", found) for found in _NUMBER.findall(text))
 
 
 def support(sentence: str, quote: str) -> float:
-    """Share of the sentence's content words that the quote holds, 0 to 1; 0 when a number of it is not in the quote."""
-    if numbers(sentence) - numbers(quote):
+    """Share of the sentence's content words that the quote holds, 0 to 1.
+
+    0 when a number of the sentence stands less often in the quote, or when only one of the two denies something.
+    """
+    if numbers(sentence) - numbers(quote) or _denies(sentence) != _denies(quote):
         return 0.0
     words = _content(sentence)
     return len(words & _content(quote)) / len(words) if words else 0.0
@@ -70,11 +83,11 @@ def support(sentence: str, quote: str) -> float:
 
 def bind(sentence: str, passages: Sequence[Passage]) -> Claim | None:
     """The sentence with the quote that supports it best; None when no passage does."""
-    best, claim = LEAST_SUPPORT, None
+    best, claim = 0.0, None
     for passage in passages:
-        for quote in _quotes(passage.text):
+        for quote in _quotes(_without_heading(passage)):
             score = support(sentence, quote) - len(quote) / 1e6  # of equal quotes the shortest
-            if score + 1e-3 >= LEAST_SUPPORT and (claim is None or score > best):
+            if score + 1e-3 >= LEAST_SUPPORT and score > best:
                 best, claim = score, Claim(sentence=sentence, path=passage.path, anchor=passage.anchor, quote=quote)
     return claim
 
@@ -92,6 +105,17 @@ def bind_all(text: str, passages: Sequence[Passage]) -> tuple[tuple[Claim, ...],
     return tuple(claims.values()), dropped
 
 
+def leading(passages: Sequence[Passage]) -> tuple[Claim, ...]:
+    """The source's own first whole sentence, for where nothing the model said can be tied to it."""
+    for passage in passages:
+        text = _without_heading(passage)
+        for start, end in _spans(text):
+            sentence = text[start:end].strip()
+            if _END.search(sentence) and len(_content(sentence)) >= LEAST_LEADING and len(sentence) <= LONGEST_QUOTE:
+                return (Claim(sentence=normalize(sentence), path=passage.path, anchor=passage.anchor, quote=sentence),)
+    return ()
+
+
 def check(claim: Claim, locate: Callable[[str, str], str]) -> str | None:
     """Why a claim does not hold against its source as it is on disk now; None when it does.
 
@@ -107,7 +131,7 @@ def check(claim: Claim, locate: Callable[[str, str], str]) -> str | None:
         return f"the source cannot be read: {failure.strerror}"
     if not claim.quote.strip() or normalize(claim.quote) not in normalize(source):
         return "the quote is not in the source"
-    missing = sorted(numbers(claim.sentence) - numbers(claim.quote))
+    missing = sorted((numbers(claim.sentence) - numbers(claim.quote)).keys())
     if missing:
         return f"{', '.join(missing)} is not in the quote"
     if support(claim.sentence, claim.quote) < LEAST_SUPPORT:
@@ -121,18 +145,52 @@ def _quotes(text: str) -> list[str]:
     quotes = []
     for first in range(len(spans)):
         for last in range(first, min(first + MOST_QUOTED, len(spans))):
+            if _denies(text[slice(*spans[last])]) != _denies(text[slice(*spans[first])]):
+                break  # what one of the two denies, the other says: together they would support either
             quote = text[spans[first][0] : spans[last][1]].strip()
             if len(quote) <= LONGEST_QUOTE:
                 quotes.append(quote)
     return quotes
 
 
+def _without_heading(passage: Passage) -> str:
+    """The passage without the heading that it stands under, if it begins with that: a quote should be a sentence."""
+    heading = re.sub(r" \[\d+\]$", "", passage.anchor.rpartition(" > ")[2])
+    first, _, rest = passage.text.lstrip("# ").partition("\n")
+    return rest.lstrip() if heading and normalize(first) == normalize(heading) else passage.text
+
+
+def _denies(text: str) -> bool:
+    return not _DENIALS.isdisjoint(word.lower() for word in _WORD.findall(text.replace("n't", " not")))
+
+
 def _spans(text: str) -> list[tuple[int, int]]:
     """Start and end of each sentence that says something."""
-    edges = [0, *(at for found in _BOUNDARY.finditer(text) for at in found.span()), len(text)]
+    breaks = sorted([*(found.span() for found in _BOUNDARY.finditer(text)), *_headings(text)])
+    edges = [0, *(at for span in breaks for at in span), len(text)]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if _content(text[start:end])]
 
 
-def _content(text: str) -> set[str]:
-    words = (word.lower() for word in _WORD.findall(unicodedata.normalize("NFC", text)))
-    return {word[:STEM] for word in words if word not in _NO_CONTENT and (len(word) > 1 or word.isdigit() or ord(word) > 0x2E7F)}
+def _headings(text: str) -> list[tuple[int, int]]:
+    """Ends of lines that are shorter than a line of running text, with a line after them that begins anew."""
+    found = []
+    start = 0
+    for line in text.splitlines(keepends=True):
+        end = start + len(line)
+        says_more = end < len(text) and (text[end].isupper() or text[end].isdigit())
+        if line.endswith("\n") and len(line) < SHORT_LINE and says_more and not _END.search(line.rstrip()):
+            found.append((end - 1, end))
+        start = end
+    return found
+
+
+@functools.lru_cache(maxsize=8192)  # every sentence is compared with every quote
+def _content(text: str) -> frozenset[str]:
+    """The words that say something; of scripts without spaces, every two characters in a row."""
+    found = set()
+    for word in _WORD.findall(_NUMBER.sub(" ", unicodedata.normalize("NFC", text).lower())):
+        if _NO_SPACES.match(word):
+            found |= {word[at : at + 2] for at in range(max(len(word) - 1, 1))}
+        elif word not in _NO_CONTENT and len(word) > 1:
+            found.add(word[:STEM])
+    return frozenset(found)

