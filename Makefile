@@ -33,8 +33,8 @@ $(FULL_VENV)/.stamp: requirements-full.lock pyproject.toml
 demo: $(VENV)/.stamp  ## Install, get the starter model, build it, serve it, ask it something, stop
 	$(VENV)/bin/python -m demo.run
 
-deps: $(TEST_VENV)/.stamp  ## What the tests need: the environment and the starter model
-	$(TEST_VENV)/bin/python -m demo.fetch
+deps: $(TEST_VENV)/.stamp  ## What the tests need: the environment, the starter model, the embedding model
+	$(TEST_VENV)/bin/python -m demo.fetch smollm2-135m all-minilm-l6-v2
 
 lint: $(TEST_VENV)/.stamp  ## Style and types
 	$(TEST_VENV)/bin/ruff check .
@@ -47,7 +47,7 @@ test: deps lint  ## Everything quick, in an environment of its own; lists what i
 # torch and transformers (extra "reference") stand in no lock file: which build of torch fits is the machine's affair.
 deps-full: system-packages $(FULL_VENV)/.stamp  ## What the slow proofs need, system packages too
 	$(FULL_VENV)/bin/python -m pip --disable-pip-version-check install --no-build-isolation --editable '.[reference]'
-	$(FULL_VENV)/bin/python -m demo.fetch smollm2-135m gemma3-270m
+	$(FULL_VENV)/bin/python -m demo.fetch smollm2-135m all-minilm-l6-v2 gemma3-270m
 
 system-packages:
 	PYTHON=$(PYTHON) tests/system-packages

@@ -16,7 +16,8 @@ SOCKET_LIMIT = 107
 """Bytes of a Unix socket's path."""
 STARTER = "smollm2-135m"
 GEMMA = "gemma3-270m"
-VARIABLES = {STARTER: "APPLIANCE_STARTER", GEMMA: "APPLIANCE_GEMMA"}
+MINILM = "all-minilm-l6-v2"
+VARIABLES = {STARTER: "APPLIANCE_STARTER", GEMMA: "APPLIANCE_GEMMA", MINILM: "APPLIANCE_MINILM"}
 """Environment variables that name a copy of a model elsewhere."""
 CONFIG = """\
 # Written by the demo: everything lies in this folder, and remove the folder to be rid of it.
@@ -56,6 +57,7 @@ def environment(config: Path) -> dict[str, str]:
 
 
 def candidates(model: str) -> list[Path]:
-    """Where the GGUF of a model of the catalogue may lie, best first."""
+    """Where the weights of a model of the catalogue may lie, best first."""
     named = os.environ.get(VARIABLES[model])
-    return ([Path(named)] if named else []) + sorted((DATA / "cache" / "checkpoints" / model).glob("*.gguf"))
+    pulled = DATA / "cache" / "checkpoints" / model
+    return [*([Path(named)] if named else []), *sorted(pulled.glob("*.gguf")), *sorted(pulled.glob("*.safetensors"))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from demo.place import GEMMA, STARTER, VARIABLES, candidates
+from demo.place import GEMMA, MINILM, STARTER, VARIABLES, candidates
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,12 @@ def starter_gguf() -> Path:
 def gemma_gguf() -> Path:
     """Gemma 3 270M as GGUF, whose vocabulary is a large SentencePiece one; only slow tests need it."""
     return fetched(GEMMA, "make deps-full")
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 as sentence-transformers publishes it: the folder of its safetensors."""
+    return fetched(MINILM, "make deps").parent
 
 
 def fetched(model: str, how: str) -> Path:
