@@ -69,7 +69,7 @@ def _find(source: str, checkpoints: Path) -> tuple[Path, str]:
 
     pulled = checkpoints / source
     if "/" not in source and (pulled / RECORD).is_file():
-        return open_pulled(pulled).model_path, source
+        return open_pulled(pulled).source_path, source
     path = Path(source).expanduser().absolute()
     if not path.exists():
         raise BadInput(

@@ -4,6 +4,7 @@ Knows: the questions and what is shown. Does not know: any source (`appliance.pu
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +43,8 @@ def pull(
         return
     if not source:
         raise BadInput("no source was named", "see: appliance pull --list")
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise BadInput(f"--sha256 {sha256!r} is no SHA-256", "give its 64 hexadecimal digits")
     from appliance.config import load_config
     from appliance.pull.checkpoints import asked_before, take
     from appliance.pull.offer import Offer, Wishes
@@ -63,7 +66,7 @@ def pull(
     local = Path(source).expanduser()
     asked = str(local.resolve()) if local.exists() else source
     # Files on this machine are looked at again: they may have changed, and looking costs nothing.
-    there = None if local.exists() else asked_before(folder, asked, name)
+    there = None if local.exists() else asked_before(folder, asked, name, sha256)
     pulled = there or take(
         kind.look(source, Wishes(tuple(include or ()), endpoint)), folder, asked=asked, name=name, sha256=sha256, accept=accept
     )
@@ -83,12 +86,13 @@ def _show_forms(as_json: bool) -> None:
         print(json.dumps({"forms": [source.FORM for source in known()], "catalogue": models}))
         return
     print("A source is one of:")
-    for source in known():
-        form, _, meaning = source.FORM.partition(" ")
-        print(f"  {form:<28} {meaning}")
+    forms = [source.FORM.partition(" ") for source in known()]
+    width = max(len(form) for form, _, _ in forms)
+    for form, _, meaning in forms:
+        print(f"  {form:<{width}} {meaning}")
     print("\nThe catalogue:")
     for name, entry in catalogue().items():
-        print(f"  {name:<28} {entry.summary}; licence {entry.license}; {_megabytes(entry.bytes)}")
+        print(f"  {name:<{width}} {entry.summary}; licence {entry.license}; {_megabytes(entry.bytes)}")
 
 
 def _megabytes(size: int | None) -> str:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ from pydantic import Field
 
 from appliance.errors import ApplianceError, BadInput, CheckpointError, NotFound, Unavailable
 from appliance.progress import bar
-from appliance.pull.files import PIECE, is_weight, join_parts, require_space
+from appliance.pull.files import GENERATION, PIECE, is_weight, join_parts, require_space
 from appliance.pull.offer import Offer
 from appliance.strict import StrictModel, read
 
@@ -66,6 +66,15 @@ class PulledCheckpoint:
         return self.path / ggufs[0] if ggufs else self.path
 
     @property
+    def source_path(self) -> Path:
+        """What a build reads: `model_path`, or the folder when the model's sampling stands beside its only GGUF file.
+
+        A GGUF named as a file stands for itself, and what lies beside it does not count.
+        """
+        weights = [name for name in self.record.files if is_weight(name)]
+        return self.path if GENERATION in self.record.files and len(weights) == 1 else self.model_path
+
+    @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.record.files.values())
 
@@ -101,9 +110,15 @@ def installed(folder: Path) -> list[PulledCheckpoint]:
     return found
 
 
-def asked_before(folder: Path, asked: str, name: str | None) -> PulledCheckpoint | None:
-    """The checkpoint that these very words got earlier: found without a network and without asking again."""
+def asked_before(folder: Path, asked: str, name: str | None, sha256: str | None = None) -> PulledCheckpoint | None:
+    """The checkpoint that these very words got earlier: found without a network and without asking again.
+
+    Raises:
+        CheckpointError: its weight file has not the hash `sha256`.
+    """
     fitting = [one for one in installed(folder) if one.record.asked == asked and name in (None, one.record.name)]
+    if fitting:
+        _check_hash(fitting[0].record.files, fitting[0].record.origin, sha256)
     return fitting[0] if fitting else None
 
 
@@ -127,7 +142,9 @@ def take(
         raise BadInput(f"{name!r} cannot be the name of a model", "use letters, digits, '.', '_' and '-': --name NAME")
     target = folder / name
     if target.exists():
-        return _already(target, offer)
+        there = _already(target, offer)
+        _check_hash(there.record.files, offer.origin, sha256)
+        return there
     accept(offer)
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
@@ -180,13 +197,7 @@ def _record(offer: Offer, asked: str, name: str, files: Path, sha256: str | None
     with bar("Hashing", sum(path.stat().st_size for path in paths), "bytes") as advance:
         for path in paths:
             entries[path.relative_to(files).as_posix()] = PulledFile(bytes=path.stat().st_size, sha256=_hash(path, advance))
-    weights = [key for key in entries if is_weight(key)]
-    if sha256 is not None:
-        if len(weights) != 1:
-            raise BadInput(f"--sha256 is for one weight file, {offer.origin} has {len(weights)}", "leave it out")
-        found = entries[weights[0]].sha256
-        if found != sha256.lower():
-            raise CheckpointError(f"{weights[0]} has sha256 {found}, wanted {sha256}", "do not use this file")
+    _check_hash(entries, offer.origin, sha256)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Pulled(
         format=1,
@@ -198,6 +209,18 @@ def _record(offer: Offer, asked: str, name: str, files: Path, sha256: str | None
         accepted=now,
         files=entries,
     )
+
+
+def _check_hash(files: Mapping[str, PulledFile], origin: str, sha256: str | None) -> None:
+    """Compare the one weight file's hash with the one that the person named, if there is one."""
+    if sha256 is None:
+        return
+    weights = [key for key in files if is_weight(key)]
+    if len(weights) != 1:
+        raise BadInput(f"--sha256 is for one weight file, {origin} has {len(weights)}", "leave it out")
+    found = files[weights[0]].sha256
+    if found != sha256.lower():
+        raise CheckpointError(f"{weights[0]} has sha256 {found}, wanted {sha256}", "do not use this file")
 
 
 def _hash(path: Path, advance: Callable[[int], None]) -> str:

@@ -14,12 +14,13 @@ from typing import BinaryIO
 from appliance.errors import CheckpointError, StorageError
 
 WEIGHTS = ("*.safetensors", "*.gguf")
+GENERATION = "generation_config.json"
 WANTED = (
     *WEIGHTS,
     "*.gguf.part[0-9]*",
     "*.safetensors.index.json",
     "config.json",
-    "generation_config.json",
+    GENERATION,
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
     "modules.json",

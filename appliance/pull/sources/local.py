@@ -3,6 +3,7 @@
 Knows: copying it, resumably. Does not know: wheels (`wheel`) or where sticks are mounted (`usb`).
 """
 
+import os
 from pathlib import Path
 
 from appliance.errors import CheckpointError, NotFound
@@ -24,9 +25,7 @@ def look(text: str, wishes: Wishes) -> Offer:
     if not path.exists():
         raise NotFound(f"{path} does not exist", "check the path")
     root = path if path.is_dir() else path.parent
-    names = (
-        sorted(file.relative_to(root).as_posix() for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path.name]
-    )
+    names = _below(path) if path.is_dir() else [path.name]
     taken = choose(names, wishes.include, str(path))
     if not path.is_dir() and path.suffix == ".safetensors" and not (root / "config.json").is_file():
         raise CheckpointError(f"{path}: there is no config.json beside it", "name the folder that holds the whole model")
@@ -49,3 +48,12 @@ def look(text: str, wishes: Wishes) -> Offer:
         size=size,
         fetch=fetch,
     )
+
+
+def _below(folder: Path) -> list[str]:
+    """Every file below a folder, but for hidden folders: what they hold (caches, versions, environments) is not the model."""
+    found = []
+    for here, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [(Path(here) / name).relative_to(folder).as_posix() for name in files if (Path(here) / name).is_file()]
+    return sorted(found)

@@ -4,13 +4,14 @@ Knows: the catalogue. Does not know: how packages are fetched and unpacked (`whe
 """
 
 import hashlib
+import json
 import tomllib
 from pathlib import Path
 
 from pydantic import Field
 
 from appliance.errors import CheckpointError
-from appliance.pull.files import join_parts
+from appliance.pull.files import GENERATION, join_parts
 from appliance.pull.offer import Offer, Wishes
 from appliance.pull.sources import wheel
 from appliance.strict import StrictModel, read
@@ -29,6 +30,9 @@ class Entry(StrictModel):
     license_at: str
     bytes: int = Field(gt=0, description="Space that getting it takes, about.")
     files: dict[str, str] = Field(description="sha256 of each weight file, as it must be in the end.")
+    sampling: dict[str, float] = Field(
+        default={}, description="What the model's own page samples with, where its file names nothing."
+    )
 
 
 def catalogue() -> dict[str, Entry]:
@@ -55,6 +59,9 @@ def look(text: str, wishes: Wishes) -> Offer:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != promised:
                 raise CheckpointError(f"{name} has sha256 {found}, the catalogue says {promised}", "do not use this file")
+        if entry.sampling:
+            text_of_it = json.dumps({"do_sample": True, **entry.sampling}, indent=1)
+            (folder / GENERATION).write_text(f"{text_of_it}\n", encoding="utf-8")
 
     return Offer(
         name=text,
