@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -84,12 +85,27 @@ def test_a_stop_does_not_wait_for_an_endless_answer(environment: dict[str, str])
             next(lines)
             start = time.monotonic()
             process.terminate()
-            with contextlib.suppress(httpx.TransportError):
-                for _ in lines:
-                    pass
-        process.communicate(timeout=5)
+            rest = [line for line in lines if line]
+        out, _ = process.communicate(timeout=5)
         assert process.returncode == 0
         assert time.monotonic() - start < 4  # stop_seconds is 1
+        assert "the daemon stops" in rest[-1], "the client is told why its answer ends"
+        logged = [json.loads(line) for line in out.splitlines()]
+        assert not [line for line in logged if "exception" in line], "a stop is no fault, and leaves no trace in the log"
+
+
+def test_a_stop_refuses_an_endless_answer_that_has_not_begun(environment: dict[str, str]) -> None:
+    with daemon(environment, pieces=10_000, delay=0.01) as (process, url):
+        body = {"model": "", "messages": [{"role": "user", "content": "x"}]}
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=20)
+            time.sleep(1)
+            process.terminate()
+            answer = asked.result()
+        out, _ = process.communicate(timeout=5)
+        assert answer.status_code == 503 and "the daemon stops" in answer.json()["error"]["message"]
+        assert process.returncode == 0
+        assert not [line for line in map(json.loads, out.splitlines()) if "exception" in line]
 
 
 def test_a_port_that_is_taken_is_one_line_and_code_2(environment: dict[str, str]) -> None:

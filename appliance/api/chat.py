@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from appliance.api.answer import AnswerHead, ChunkWriter, error_event, to_completion
 from appliance.api.bridge import SMOOTH, WHOLE, Bridge
 from appliance.api.chat_request import to_engine
-from appliance.api.errors import wire_error
+from appliance.api.errors import stopping, wire_error
 from appliance.api.settings import ApiSettings
 from appliance.api.wire.chat import ChatCompletion, ChatRequest
 from appliance.engine.pool import LoadedModel, ModelPool
@@ -102,6 +102,8 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     piece = b""
                 batch = await self._bridge.events()
+        except asyncio.CancelledError:  # the daemon stops, and has waited as long as it may
+            piece += error_event(wire_error(stopping()).body())
         except Exception as failure:  # told to the client inside the stream, logged by wire_error
             piece += error_event(wire_error(failure).body())
         return piece

@@ -6,6 +6,7 @@ Knows: every kind of failure that can reach the edge. Does not know: routes. No 
 not one of ours is logged in full and answered with one plain sentence.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from appliance.errors import ApplianceError, BadInput
+from appliance.errors import ApplianceError, BadInput, Unavailable
 
 RETRY_AFTER = "5"  # seconds
 
@@ -77,11 +78,19 @@ class CatchAll:
 
         try:
             await self._app(scope, receive, watched)
+        except asyncio.CancelledError:  # the daemon stops, and has waited as long as it may
+            if not begun and scope["type"] == "http":
+                await wire_error(stopping()).response()(scope, receive, send)
         except Exception as failure:
             error = wire_error(failure)
             if begun or scope["type"] != "http":
                 raise
             await error.response()(scope, receive, send)
+
+
+def stopping() -> Unavailable:
+    """What a request is told that a stop cuts short."""
+    return Unavailable("the daemon stops and has cut this request short", "send it again when the daemon is back")
 
 
 async def _on_failure(request: Request, failure: Exception) -> JSONResponse:
