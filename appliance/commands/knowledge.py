@@ -62,27 +62,24 @@ def _needed(what: str, name: str, example: str) -> str:
 
 
 def _index(library: "Knowledge", folder: str, as_json: bool) -> int:
-    from appliance.progress import bar
+    from contextlib import ExitStack
 
-    steps = _Steps()
-    with bar(f"Indexing {folder}", None) as advance:
-        report = library.index(Path(folder), lambda done, total, name: advance(steps.more(done)))
+    from appliance.progress import Advance, bar
+
+    with ExitStack() as stack:
+        shown: list[tuple[Advance, int]] = []  # the bar, begun when the number of files is known, and how far it is
+
+        def progress(done: int, total: int, name: str) -> None:
+            advance, before = shown.pop() if shown else (stack.enter_context(bar(f"Indexing {folder}", total)), 0)
+            advance(done - before)
+            shown.append((advance, done))
+
+        report = library.index(Path(folder), progress)
     if as_json:
         _emit(asdict(report))
     else:
         _show_report(report)
     return 2 if report.problem else 0
-
-
-class _Steps:
-    """Turns "so many are done" into "so many more"."""
-
-    def __init__(self) -> None:
-        self._done = 0
-
-    def more(self, done: int) -> int:
-        before, self._done = self._done, done
-        return done - before
 
 
 def _show_report(report: "IndexReport") -> None:

@@ -14,10 +14,11 @@ TARGET = 240
 MOST = 360
 """Tokens that one passage has at most, by the guess."""
 
-# A blank line, or the end of a sentence with what closes it and the white space after it. Scripts that write no spaces
-# end their sentences with marks of their own.
+# A blank line, or the end of a sentence with what closes it and the white space after it, or a line before a list item.
+# Scripts that write no spaces end their sentences with marks of their own. A run of marks is looked at once, from its
+# beginning: a page of dots must not cost the square of its length.
 _SENTENCE_END = re.compile(
-    r"""\n[ \t]*\n\s*|[.!?…]+["'”’»)\]]*\s+|[。！？｡।॥။።]+["”’」』）]*\s*|\n(?=\s*(?:[-*+•|]|\d+[.)])\s)"""
+    r"""\n[ \t]*+\n\s*+|(?<![.!?…])[.!?…]++["'”’»)\]]*+\s++|[。！？｡।॥።]+["”’」』）]*\s*|\n(?=\s*+(?:[-*+•|]|\d++[.)])\s)"""
 )
 _WORDS = re.compile(r"[a-zA-Z]+|\d|[^\W\d_]+|[^\w\s]|_")
 _SPACE = re.compile(r"\s+")

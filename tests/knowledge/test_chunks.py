@@ -1,5 +1,6 @@
 """Passages: within one section, whole sentences where they fit, nothing lost, and never too long."""
 
+import time
 from pathlib import Path
 
 import hypothesis
@@ -60,6 +61,14 @@ def test_lines_are_counted_for_each_passage() -> None:
 def test_a_heading_alone_is_no_passage() -> None:
     made = document(("A", "# A\n\n"), ("A > B", "## B\ntext\n"), ("C", "# C\n"))
     assert [chunk.anchor for chunk in cut(made)] == ["A > B", "C"]
+
+
+@pytest.mark.parametrize("piece", [".", "?!", "\n", "\n ", '. "', "1", "a", "字", " ", "\n1.", '."', "\n-"])
+def test_hostile_repetition_costs_no_square(piece: str) -> None:
+    """A square would be minutes."""
+    begun = time.monotonic()
+    cut(document(("lines 1-1", piece * 100_000), anchors="lines"))
+    assert time.monotonic() - begun < 20
 
 
 @hypothesis.given(strategies.lists(strategies.text(max_size=2000), min_size=1, max_size=4), strategies.integers(1, 60))
