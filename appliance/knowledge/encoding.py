@@ -1,9 +1,11 @@
-"""From bytes to text, for files that do not say how they are encoded.
+"""From bytes to text, for files that say at most somewhere inside how they are encoded.
 
-Knows: byte order marks, UTF-8, a guess as the last resort. Does not know: formats.
+Knows: byte order marks, UTF-8, a guess as the last resort. Does not know: formats; the guess believes a `charset=` that stands
+in the first lines, as HTML has it.
 """
 
 import codecs
+import contextlib
 
 from appliance.knowledge.document import DocumentError
 
@@ -17,28 +19,18 @@ _MARKS = (
 _SAMPLE = 256 * 1024
 
 
-def decode(data: bytes, stated: str = "") -> str:
-    """The text of `data`, with "\\n" for every line end.
-
-    Args:
-        stated: the encoding that the file itself names, if it does; an unknown name is passed over.
-
-    Raises:
-        DocumentError: it is no text.
-    """
-    return _decode(data, stated).replace("\r\n", "\n").replace("\r", "\n")
+def decode(data: bytes) -> str:
+    """The text of `data`, with "\\n" for every line end; `DocumentError` when it is no text."""
+    return _decode(data).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _decode(data: bytes, stated: str) -> str:
+def _decode(data: bytes) -> str:
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return data.decode(encoding, "replace")
-    for encoding in ("utf-8", stated):
-        try:
-            text = data.decode(encoding) if encoding else None
-        except (UnicodeDecodeError, LookupError):
-            continue
-        if text is not None and "\0" not in text:
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode("utf-8")
+        if "\0" not in text:
             return text
     return _guess(data)
 

@@ -56,9 +56,15 @@ def test_html_is_what_a_browser_shows() -> None:
     assert found["Top one > Table [2]"] == "Table\ntwice"
 
 
-def test_html_says_its_encoding_itself() -> None:
-    source = '<html><head><meta charset="iso-8859-15"></head><body>Müller 5 €</body></html>'.encode("iso-8859-15")
-    assert places(html.read(source)) == {"": "Müller 5 €"}
+@pytest.mark.parametrize(("text", "encoding"), [("5 € à Paris", "iso-8859-15"), ("Цена: 5 руб.", "koi8-r")])
+def test_html_says_its_encoding_itself(text: str, encoding: str) -> None:
+    source = f'<html><head><meta charset="{encoding}"></head><body>{text}</body></html>'.encode(encoding)
+    assert places(html.read(source)) == {"": text}
+
+
+def test_headings_without_a_title_have_places_of_their_own() -> None:
+    found = markdown.read(b"before\n\n#\nfirst\n\n#\nsecond\n")
+    assert [one.anchor for one in found.sections] == ["", " [2]", " [3]"]
 
 
 def test_html_of_any_depth_is_read() -> None:

@@ -24,13 +24,11 @@ _BLOCKS = frozenset(
 )
 _CELLS = ("td", "th")
 _HEADING = re.compile(r"h[1-6]")
-_CHARSET = re.compile(rb"""<meta[^>]{1,200}charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 
 
 def read(data: bytes) -> Extract:
     """One section from every heading to the next."""
-    stated = _CHARSET.search(data[:4096])
-    return extract(decode(data, stated[1].decode("ascii") if stated else ""))
+    return extract(decode(data))
 
 
 def extract(source: str) -> Extract:
