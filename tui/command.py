@@ -25,7 +25,7 @@ def tui(
         addresses = (parse_host(host),) if host else default_addresses(os.environ)
     except ValueError as failure:
         raise typer.BadParameter(str(failure), param_hint="--host") from None
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):  # Textual draws on the last
         raise typer.BadParameter("this needs a terminal; for scripts there is: appliance chat --json")
     # Textual and httpx take a third of a second to import; `appliance --help` pays for neither.
     from tui.app import ApplianceApp

@@ -45,9 +45,9 @@ class JobsScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Notice()
-        yield Table("Jobs", [("job", 18), ("schedule", 0), ("next due", 17), ("last", 0)], id="jobs")
+        yield Table("Jobs", [("job", 12), ("schedule", 0), ("next due", 12), ("last", 0)], id="jobs")
         yield Static(id="problems", markup=False)
-        columns = [("slot", 17), ("job", 14), ("state", 9), ("time", 7), ("tokens", 6), ("reason", 0)]
+        columns = [("slot", 12), ("job", 12), ("state", 9), ("time", 7), ("tokens", 6), ("reason", 0)]
         yield Table("Ledger", columns, id="ledger")
         yield Footer()
 
@@ -147,4 +147,5 @@ def _state(slot: Slot) -> str:
 
 
 def _moment(slot: str) -> str:
-    return slot.replace("T", " ")
+    """Without the year: a narrow terminal has no room for it, and a run's own screen shows the whole slot."""
+    return slot.replace("T", " ")[5:]
