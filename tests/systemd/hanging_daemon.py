@@ -1,6 +1,6 @@
 """`python -m tests.systemd.hanging_daemon ARGUMENTS...`: `appliance ARGUMENTS` over the real worker and a decoder that can hang.
 
-A prompt with "hang" in it never comes out of its first step; one with "long" takes a second a chunk.
+A prompt with "hang" in it never comes out of its first step; one with "long" takes a second a chunk. Loading takes a moment.
 """
 
 import sys
@@ -17,7 +17,7 @@ from appliance.engine.onnx import OnnxEngine, OpenModel
 from appliance.runtime.decoder import Logits
 from tests.fakes import ByteTokenizer, FakeDecoder, FakeState, PlainTemplate
 
-CHUNK_SECONDS = 1.0
+CHUNK_SECONDS, LOAD_SECONDS = 1.0, 0.7
 
 
 class HangingDecoder(FakeDecoder):
@@ -35,7 +35,12 @@ class HangingDecoder(FakeDecoder):
 def main() -> int:
     """Put an engine over that decoder where the real one would be opened, then run the real command line."""
     model = OpenModel("fake", HangingDecoder(script=b"Paris."), ByteTokenizer(), PlainTemplate(), GenerationDefaults())
-    pool.open_onnx = lambda target, threads, targets: lambda bundle: OnnxEngine(None, target="fake", open_with=lambda: model)
+
+    def open_model() -> OpenModel:
+        time.sleep(LOAD_SECONDS)
+        return model
+
+    pool.open_onnx = lambda target, threads, targets: lambda bundle: OnnxEngine(None, target="fake", open_with=open_model)
     return cli.main(sys.argv[1:])
 
 
