@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from appliance.bundle.store import Bundle
 
 EXAMPLE = "appliance show smollm2-135m"
-LONGEST_LIST = 12
+LONGEST_LIST = 5
+WIDEST = 240
 
 
 def show(
@@ -93,25 +94,33 @@ def _print_manifest(bundle: "Bundle", verified: bool) -> None:
 
 
 def _print_tree(value: Any, depth: int) -> None:
-    """Any JSON value as indented lines; long lists are cut and say so."""
+    """Any JSON value as indented lines, what fits on one line on one; long lists are cut and say so."""
     space = "  " * depth
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for number, (key, inner) in enumerate(items):
         if isinstance(value, list) and number == LONGEST_LIST:
             print(f"{space}... {len(value) - LONGEST_LIST} more (--json shows all)")
             return
-        if (
-            isinstance(inner, dict)
-            and inner
-            and isinstance(value, list)
-            and not any(isinstance(v, dict | list) for v in inner.values())
-        ):
-            print(f"{space}- {', '.join(f'{name}: {_short(one)}' for name, one in inner.items())}")
-        elif isinstance(inner, dict | list) and inner:
-            print(f"{space}{key}")
+        name = "-" if isinstance(value, list) else f"{key}:"
+        if isinstance(inner, dict | list) and inner and not _is_flat(inner):
+            print(f"{space}{name}")
             _print_tree(inner, depth + 1)
         else:
-            print(f"{space}{key}: {_short(inner)}")
+            print(f"{space}{name} {_line(inner)}")
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether it is short enough to be read on one line: no more than a list inside a table, and no wider than `WIDEST`."""
+    below = value.values() if isinstance(value, dict) else value
+    return not any(isinstance(one, dict) and one for one in below) and len(_line(value)) <= WIDEST
+
+
+def _line(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_line(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list):
+        return " ".join(_line(one) for one in value) or "none"
+    return _short(value)
 
 
 def _short(value: Any) -> str:

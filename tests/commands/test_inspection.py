@@ -45,9 +45,20 @@ def test_show_prints_every_key_of_a_record(
     }
     (bundle.path / "record.json").write_text(json.dumps(record))
     table = output(capsys, "show", "small")
-    for word in ("layers", "l0", "snr: 0.5", "bits: 4.5", "norm: small", "8 more"):
+    for word in ("layers", "l0", "snr: 0.5", "bits: 4.5", "norm: small", "15 more"):
         assert word in table
     assert json.loads(output(capsys, "show", "small", "--json"))["record"] == record
+
+
+def test_show_fits_a_record_of_hundreds_of_matrices_on_a_screen(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = install_bundle(home / "models", "small")
+    matrix = {"name": "model.layers.0.q", "shape": [576, 576], "roles": ["attn.q"], "snr_db": 20.5, "bits": 4}
+    record = {"matrices": [matrix] * 211, "float": [matrix] * 60, "bytes_by_role": {f"role{n}": 1000 * n for n in range(9)}}
+    (bundle.path / "record.json").write_text(json.dumps(record))
+    shown = output(capsys, "show", "small").partition("\nrecord\n")[2].splitlines()
+    assert len(shown) <= 16, shown
+    assert "    - name: model.layers.0.q, shape: 576 576, roles: attn.q, snr_db: 20.5, bits: 4" in shown
+    assert "    ... 206 more (--json shows all)" in shown
 
 
 @pytest.mark.parametrize("damage", ["altered", "gone", "key"])
