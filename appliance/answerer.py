@@ -63,6 +63,9 @@ class Answerer(Protocol):
     def models(self) -> list[str]:
         """Ids of the installed models."""
 
+    def check(self, model: str) -> None:
+        """Raise `ModelNotFound` when nothing could answer as `model`, before anything is said or loaded."""
+
     def answer(self, question: Question) -> Answer:
         """Pieces of text, then the outcome."""
 
@@ -83,6 +86,9 @@ class DaemonAnswerer:
 
     def models(self) -> list[str]:
         return [model["id"] for model in self._client.get("/v1/models").json()["data"]]
+
+    def check(self, model: str) -> None:
+        """The daemon says it itself, in its answer."""
 
     def answer(self, question: Question) -> Answer:
         body = {
@@ -122,6 +128,9 @@ class LocalAnswerer:
 
     def models(self) -> list[str]:
         return list(self._pool.catalog().bundles)
+
+    def check(self, model: str) -> None:
+        self._pool.find(model)
 
     def answer(self, question: Question) -> Answer:
         model = self._pool.model(question.model)

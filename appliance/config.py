@@ -174,7 +174,8 @@ def _find(path: Path | None, environment: Mapping[str, str]) -> Path | None:
     if named is not None:
         if not named.is_file():
             why = "named on the command line" if path else f"named by {CONFIG_VARIABLE}"
-            raise ConfigError(f"{named}, {why}, does not exist", "create it or name another")
+            wrong = "is no file" if named.exists() else "does not exist"
+            raise ConfigError(f"{named}, {why}, {wrong}", f"name a settings file such as {FILE}, or create it")
         return named
     usual = (_xdg(environment, "XDG_CONFIG_HOME", ".config") / FILE, SYSTEM_FILE)
     return next((file for file in usual if file.is_file()), None)

@@ -64,6 +64,8 @@ def test_a_file_named_but_missing_is_an_error(nowhere: dict[str, str], tmp_path:
         load_config(None, {**nowhere, "APPLIANCE_CONFIG": str(tmp_path / "gone.toml")})
     with pytest.raises(ConfigError, match=r"gone\.toml, named on the command line, does not exist"):
         load_config(tmp_path / "gone.toml", nowhere)
+    with pytest.raises(ConfigError, match=r", named by APPLIANCE_CONFIG, is no file"):
+        load_config(None, {**nowhere, "APPLIANCE_CONFIG": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

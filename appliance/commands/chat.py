@@ -50,14 +50,15 @@ def chat(
         prompt = "\n\n".join(text for text in (" ".join(words), _piped()) if text)
         opening = ({"role": "system", "content": system},) if system else ()
         question = Question(model, opening, max_tokens, temperature, seed)
-        if answerer.where == "in-process" and not local:
-            _tell("no daemon answers, so the model runs in this process; start one: appliance serve")
-        if prompt:
-            _ask_once(answerer, _with(question, "user", prompt), as_json)
-        elif sys.stdin.isatty() and not as_json:
-            _converse(answerer, question)
-        else:
+        if not prompt.strip() and (as_json or not sys.stdin.isatty()):
             raise BadInput("there is nothing to ask", f"give a prompt: {EXAMPLE}")
+        if answerer.where == "in-process" and not local:
+            answerer.check(model)  # a missing model is told alone, not after a word on where it would run
+            _tell("no daemon answers, so the model runs in this process; start one: appliance serve")
+        if prompt.strip():
+            _ask_once(answerer, _with(question, "user", prompt), as_json)
+        else:
+            _converse(answerer, question)
     return 0
 
 

@@ -103,7 +103,8 @@ class ModelPool:
         if wanted in bundles:
             return bundles[wanted]
         if not bundles:
-            raise ModelNotFound(f"no model is installed in {self._folder}", "get one: appliance pull SOURCE", param="model")
+            fix = "get one: appliance pull smollm2-135m, then appliance build smollm2-135m"
+            raise ModelNotFound(f"no model is installed in {self._folder}", fix, param="model")
         known = [*bundles, *self._aliases]
         near = difflib.get_close_matches(wanted, known, n=1)
         hint = f'did you mean "{near[0]}"? ' if near else ""
