@@ -210,13 +210,17 @@ def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def report(answer: Answer, job: dict[str, Any]) -> None:
+def report(answer: Answer) -> None:
     speed = (answer.tokens - 1) / answer.rest if answer.tokens > 1 else 0.0
     print(
         f"\n{answer.tokens} tokens, the first after {1000 * answer.first:.0f} ms, then {speed:.1f} tokens/s on {answer.provider}"
     )
+
+
+def conclude(job: dict[str, Any]) -> None:
+    """Where the job's report is, and what a person can do now."""
     place = Path(job["report"])
-    print(f"{job['run']}: {job['state']}, every citation checked against its source\nThe report: {place.relative_to(ROOT)}")
+    print(f"\n{job['run']}: {job['state']}, every citation checked against its source\nThe report: {place.relative_to(ROOT)}")
     command = f"APPLIANCE_CONFIG={shlex.quote(str((DATA / 'appliance.toml').relative_to(ROOT)))} .venv/bin/appliance"
     print("\nThe daemon is stopped. What to do next, from this folder:")
     steps = {
@@ -242,8 +246,9 @@ def main() -> int:
             answer = ask(base)
             if EXPECTED not in answer.text:
                 raise Failed(f"the answer does not name {EXPECTED}: the model was not built right")
+            report(answer)
             job = work(config)
-        report(answer, job)
+        conclude(job)
     except Failed as failure:
         if str(failure):
             print(f"demo: {failure}", file=sys.stderr)

@@ -46,16 +46,25 @@ def make_demo(clone: Path, **more: str) -> tuple[str, float]:
     return done.stdout, time.monotonic() - start
 
 
+def report_of(text: str, clone: Path) -> str:
+    """The report that the demo points to."""
+    [place] = [line.removeprefix("The report: ") for line in text.splitlines() if line.startswith("The report: ")]
+    return (clone / place).read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.model
 def test_make_demo_from_a_fresh_clone(clone: Path) -> None:
     """Without pip's cache, as on a machine that has never seen it; then once more."""
     text, seconds = make_demo(clone, PIP_NO_CACHE_DIR="1")
     assert "Paris" in text and "tokens/s" in text and "CPUExecutionProvider" in text
+    assert "6 of 6 files can be searched" in text and "appliance tui" in text
+    assert report_of(text, clone).count("> “") >= 6
     assert seconds < COLD_SECONDS
     assert running_from(clone) == []
     text, seconds = make_demo(clone)
     assert "Paris" in text
+    assert "was asked for before" in text and report_of(text, clone)
     assert seconds < WARM_SECONDS
     outside = subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True)
     assert outside.stdout == "", "the demo wrote beside what is ignored"
