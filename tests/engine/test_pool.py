@@ -52,7 +52,7 @@ def test_the_catalog_hides_nothing_behind_a_damaged_bundle(tmp_path: Path) -> No
     (tmp_path / "a-file").write_text("")
     catalog = read_catalog(tmp_path)
     assert list(catalog.bundles) == ["good"]
-    assert 'key "architecture" is missing' in catalog.problems[0]
+    assert 'unknown key "architectuer"; did you mean "architecture"?' in catalog.problems[0]
     assert "same id" in catalog.problems[1] and "twin" in catalog.problems[1]
 
 
