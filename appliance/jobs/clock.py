@@ -39,11 +39,10 @@ class Clock:
             return
         since = parse_slot(decided)
         slots = due(schedule.cron, schedule.zone, since, now, MOST_SLOTS)
-        late = now - timedelta(minutes=schedule.deadline_minutes)
         for at, moment in enumerate(slots):
             slot = format_slot(moment)
-            if moment < late:
-                reason = f"the appliance was off at that time and {schedule.deadline_minutes} minutes after"
+            if is_late(job, moment, now):
+                reason = late_reason(job)
                 if at == 0 and len(slots) == MOST_SLOTS:
                     reason += f"; so were all slots before it, since {decided}"
                 self._close(job, slot, "missed", reason)
@@ -56,3 +55,15 @@ class Clock:
     def _close(self, job: Job, slot: str, state: str, reason: str) -> None:
         name = job.file.name
         self._ledger.add(Entry(f"{name}@{slot}", name, slot, state, reason, trigger="clock"))
+
+
+def is_late(job: Job, moment: datetime, now: datetime) -> bool:
+    """Whether a due time is past the job's deadline."""
+    schedule = job.file.schedule
+    return schedule is not None and moment < now - timedelta(minutes=schedule.deadline_minutes)
+
+
+def late_reason(job: Job) -> str:
+    """What the ledger says of a slot that is past its deadline."""
+    assert job.file.schedule is not None
+    return f"it could not begin within {job.file.schedule.deadline_minutes} minutes: the appliance was off, or had no such job"

@@ -18,7 +18,7 @@ from dbos import DBOS
 
 from appliance.errors import ApplianceError, NotFound, RequestError, Unavailable
 from appliance.jobs.catalog import Job, JobFolder
-from appliance.jobs.clock import Clock
+from appliance.jobs.clock import Clock, is_late, late_reason
 from appliance.jobs.endpoint import ChatModel, Endpoint
 from appliance.jobs.launcher import Launched, Launcher
 from appliance.jobs.ledger import FINAL, Entry, Ledger
@@ -115,6 +115,8 @@ class JobService:
         moment = datetime.now(UTC)
         if slot == "due":
             slot = _last_due(job, moment)
+            if is_late(job, parse_slot(slot), moment):  # a timer that makes up for a time long gone
+                return self._miss(job, slot, trigger)
         elif slot is not None:
             parse_slot(slot)
         return self._run(job, slot or format_slot(moment), trigger)
@@ -162,6 +164,14 @@ class JobService:
         entry = ledger.get(run)
         assert entry is not None
         return Posted(entry, True)
+
+    def _miss(self, job: Job, slot: str, trigger: str) -> Posted:
+        ledger, name = self._require_ledger(), job.file.name
+        run = f"{name}@{slot}"
+        created = ledger.add(Entry(run, name, slot, "missed", late_reason(job), trigger))
+        entry = ledger.get(run)
+        assert entry is not None
+        return Posted(entry, created)
 
     def _watch(self) -> None:
         """The clock's thread."""

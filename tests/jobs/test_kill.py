@@ -1,8 +1,10 @@
 """kill -9 of the daemon in the middle of a job, again and again: one finished report, every side effect once."""
 
+import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,43 @@ def kill_often(machine: Box, counted: Counted, kills: int, random_: random.Rando
     assert len(calls) == len(set(calls)) == 13, calls
     asked = [line for line in machine.logged("request") if line["path"] == "/v1/chat/completions"]
     assert len(asked) <= 5 + kills  # finished answers are never asked for again
+
+
+def test_a_killed_agent_goes_on_with_its_conversation(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    random_ = random.Random(seed)
+
+    def call(tool: str, **arguments: Any) -> str:
+        return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
+
+    with counter() as counted:
+        rules = [
+            {"when": "Add up", "say": call("calculator", expression="1+1"), "delay": 0.2},
+            {"when": "2.0", "say": call("notify", url=counted.url, text="two"), "delay": 0.2},
+            {"when": "200", "say": call("write_report", name="note", text="It is two.") + call("list_folder"), "delay": 0.2},
+            {"when": "docs", "say": "It is two.", "delay": 0.2},
+        ]
+        with box(tmp_path, rules=rules) as machine:
+            tools = '["calculator", "notify", "write_report", "list_folder"]'
+            grants = f'[grants]\ntools = {tools}\nurls = ["{counted.url}"]\nfolders = ["../docs"]\n'
+            machine.job(f'prompt = "Add up"\n{grants}')
+            machine.start()
+            machine.request("POST", "/appliance/v1/jobs/digest/runs", {"slot": "2026-01-01T00:00Z"})
+            for _ in range(3):
+                time.sleep(random_.uniform(0, 1.5))
+                machine.end()
+                machine.start()
+                machine.request("GET", "/healthz")
+            found = machine.wait(RUN)
+        assert found["state"] == "done" and found["reason"] == "", found
+        assert [step["step"].split(".", 2)[2] for step in found["steps"][:8]] == [
+            "model.1", "tool.0.calculator", "model.2", "tool.1.notify", "model.3",
+            "tool.2.write_report", "tool.3.list_folder", "model.4",
+        ]  # fmt: skip
+        assert list(counted.posts) == [f"{RUN}/1.agent.tool.1.notify"]
+        names = sorted(path.name for path in (tmp_path / "reports").rglob("*.md"))
+        assert names == ["digest-2026-01-01T0000Z-note.md", "digest-2026-01-01T0000Z.md"]
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.slow)])

@@ -3,19 +3,23 @@
 Knows: which documents there are, why some cannot be read. Does not know: how search works.
 """
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from appliance.errors import Unavailable
 from appliance.jobs.draft import Document, Passage
-from appliance.jobs.record import Outcome
+from appliance.jobs.record import Outcome, Parked
 from appliance.jobs.toolbox import use
 from appliance.jobs.work import Work
+from appliance.knowledge.records import IndexReport
 from appliance.strict import StrictModel
 
 TOOLS = ("knowledge_search",)
+WAIT_SECONDS = 0.5
 OPENING = 3  # sections of a document that the search did not hit
 
 
@@ -56,7 +60,7 @@ def run(work: Work, settings: Settings, name: str) -> None:
 
 def _index(work: Work, folder: Path) -> Outcome:
     """Bring the index up to date with a folder; gives its documents by path."""
-    report = work.library.index(folder)
+    report = _update(work, folder)
     if report.problem:
         return Outcome([_unread(folder, report.problem)])
     documents = []
@@ -67,6 +71,20 @@ def _index(work: Work, folder: Path) -> Outcome:
             reason = f"{file.condition}: {file.reason}" if file.reason else file.condition
             documents.append(_unread(file.path, reason))
     return Outcome(documents)
+
+
+def _update(work: Work, folder: Path) -> IndexReport:
+    """Index the folder; while somebody else does that, wait."""
+    end = time.monotonic() + work.record.left
+    while True:
+        try:
+            return work.library.index(folder)
+        except Unavailable:
+            if work.record.stopping():
+                raise Parked from None
+            if time.monotonic() > end:
+                raise
+        time.sleep(WAIT_SECONDS)
 
 
 def _unread(path: Path, reason: str) -> dict[str, Any]:
