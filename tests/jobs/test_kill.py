@@ -50,6 +50,7 @@ def kill_often(machine: Box, counted: Counted, kills: int, random_: random.Rando
     assert len(asked) <= 5 + kills  # finished answers are never asked for again
 
 
+@pytest.mark.slow
 def test_a_killed_agent_goes_on_with_its_conversation(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
