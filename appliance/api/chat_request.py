@@ -4,6 +4,7 @@ Knows: which of OpenAI's fields an engine can honour, which do nothing here on p
 if they were ignored. Does not know: HTTP or answers.
 """
 
+import difflib
 from typing import Any
 
 from appliance.api.tool_calls import check_calls, check_tools
@@ -66,6 +67,11 @@ def _refuse_unsupported(request: ChatRequest) -> None:
         value = extra.get(name) if name in extra else getattr(request, name, None)
         if value is not None and value not in harmless:
             raise UnsupportedField(f"{name} is not supported here", f"leave {name} out", param=name)
+    for name in sorted(extra.keys() - HARMLESS.keys()):
+        # Clients send many fields that do nothing here; one that is nearly a known one was meant to do something.
+        near = difflib.get_close_matches(name, ChatRequest.model_fields, n=1, cutoff=0.85)
+        if near:
+            raise RequestError(f'unknown field "{name}"', f'did you mean "{near[0]}"?', param=name)
     if (request.n or 1) > 1:
         raise UnsupportedField(f"n={request.n} is not supported: there is one answer a request", "send it n times", param="n")
 

@@ -108,7 +108,9 @@ async def _on_routing(request: Request, failure: Exception) -> JSONResponse:
     headers = dict(failure.headers or {})
     asked = f"{request.method} {request.url.path}"
     if failure.status_code == 404:
-        return WireError(404, f"there is no {asked}; docs/api.md lists the routes", code="unknown_url").response(headers)
+        return WireError(
+            404, f"there is no {asked}; there are POST /v1/chat/completions and GET /v1/models", code="unknown_url"
+        ).response(headers)
     if failure.status_code == 405:
         allowed = headers.get("allow", "another method")
         message = f"there is no {asked}; this path takes {allowed}"

@@ -97,6 +97,24 @@ def test_what_cannot_be_honoured_is_refused(served: Served, fields: dict[str, An
     assert not served.engine.requests
 
 
+@pytest.mark.parametrize(
+    ("field", "meant"), [("temperatur", "temperature"), ("stops", "stop"), ("max_token", "max_tokens"), ("logprob", "logprobs")]
+)
+def test_a_mistyped_field_is_not_ignored(served: Served, field: str, meant: str) -> None:
+    error = error_of(served.chat(**{field: 1}), 400)
+    assert (error["param"], error["message"]) == (field, f'unknown field "{field}"; did you mean "{meant}"?')
+    assert not served.engine.requests
+
+
+def test_fields_that_clients_of_other_servers_send_do_nothing(served: Served) -> None:
+    """Also those of OpenAI's that are about its own service."""
+    fields = (
+        "user", "store", "metadata", "prompt_cache_key", "safety_identifier", "service_tier", "min_tokens", "best_of", "top_a",
+        "ignore_eos", "stop_token_ids", "chat_template_kwargs", "cache_prompt", "repeat_penalty", "num_ctx", "think", "echo",
+    )  # fmt: skip
+    assert served.chat(**dict.fromkeys(fields)).status_code == 200
+
+
 def test_harmless_values_of_the_same_fields_pass(served: Served) -> None:
     fields = {
         "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "modalities": ["text"],

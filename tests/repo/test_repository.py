@@ -59,6 +59,14 @@ def test_the_links_of_the_documents_lead_somewhere() -> None:
             assert link.startswith("https://") or (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
 
 
+def test_the_pages_that_messages_and_comments_point_to_exist() -> None:
+    for path in tracked():
+        if path.suffix in (".py", ".toml", ".service") and "tests" not in path.parts:
+            text = path.read_text(encoding="utf-8")
+            for page in re.findall(r"(?<![\w/'])docs/[a-z-]+\.md(?! \(github)", text):
+                assert (ROOT / page).is_file(), f"{path.relative_to(ROOT)} names {page}"
+
+
 def test_no_tracked_file_names_a_private_place() -> None:
     guilty = {str(path.relative_to(ROOT)): found[0] for path in tracked() if (found := PRIVATE.search(path.read_bytes()))}
     assert not guilty, guilty
@@ -135,3 +143,28 @@ def imported(text: str) -> set[str]:
 
 def versions(text: str) -> set[str]:
     return set(re.findall(r"^([a-z0-9.-]+==[^ \\;]+)", text, re.MULTILINE))
+
+
+def test_the_page_of_routes_lists_every_one() -> None:
+    """The page that an unknown route points to: every route of the daemon, and none that it has not."""
+    served = {
+        (method, path.replace("{model:path}", "{model}"))
+        for file in (ROOT / "appliance" / "api").glob("*.py")
+        for method, path in routes_of(file.read_text(encoding="utf-8"))
+    }
+    rows = re.findall(r"^\| `([A-Z, ]+) (/\S+)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = {(method, path) for methods, path in rows for method in methods.split(", ")}
+    assert served == listed, served ^ listed
+
+
+def routes_of(text: str) -> list[tuple[str, str]]:
+    """Methods and paths of a module's `@router.method(path)`, its constants and its router's prefix put in."""
+    constants: dict[str, str] = {}
+    for name, value in re.findall(r'^([A-Z]+) = f?"([^"]+)"', text, re.MULTILINE):
+        constants[name] = re.sub(r"\{([A-Z]+)\}", lambda found: constants[found[1]], value).replace("{{", "{").replace("}}", "}")
+    prefix = "".join(re.findall(r'APIRouter\(prefix="([^"]+)"', text))
+    found = []
+    for method, written in re.findall(r"@router\.([a-z]+)\(([^,)]+)", text):
+        path = written.strip('f"') if '"' in written else constants[written]
+        found.append((method.upper(), prefix + re.sub(r"\{([A-Z]+)\}", lambda name: constants[name[1]], path)))
+    return found
