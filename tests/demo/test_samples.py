@@ -46,3 +46,5 @@ def test_the_job_may_do_what_it_needs() -> None:
     job = found.jobs["nightly-digest"]
     assert job.warnings == ()
     assert job.grants.folders == (SAMPLES,)
+    assert job.file.schedule is not None
+    assert job.file.schedule.deadline_minutes >= 24 * 60, "its last due time must never be too long ago"

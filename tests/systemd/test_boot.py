@@ -31,7 +31,7 @@ START_SECONDS = 120.0
 JOB = """\
 name = "inventory"
 description = "Finds a word, once a year: the daemon's own clock leaves it alone while the test runs."
-schedule = { cron = "0 0 1 1 *" }
+schedule = { cron = "0 0 1 1 *", deadline_minutes = 527040 }
 grants = { tools = ["knowledge_search"], folders = ["/srv/documents"] }
 step = [{ kind = "search", query = "boiler" }, { kind = "map", max_tokens = 16 }]
 """
