@@ -81,6 +81,15 @@ def test_bad_questions_are_refused(index: Knowledge, query: str, limit: int, wor
         index.search(query, limit)
 
 
+def test_words_rank_by_how_much_a_passage_is_about_them(index: Knowledge, folder: Path) -> None:
+    (folder / "b" / "z.txt").write_text("Walnut, walnut and walnut.")
+    (folder / "b" / "y.txt").write_text("One walnut among " + "many other words of no account " * 10)
+    index.index(folder)
+    hits = index.search("walnut", mode="lexical")
+    assert [hit.path.name for hit in hits] == ["z.txt", "y.txt"]
+    assert hits[0].lexical and hits[1].lexical and hits[0].lexical > hits[1].lexical > 0
+
+
 def test_without_an_embedder_words_alone_answer(tmp_path: Path, folder: Path) -> None:
     index = Knowledge(tmp_path / "words.db")
     report = index.index(folder)
