@@ -67,3 +67,9 @@ def test_a_mistyped_required_key_is_named_before_the_one_that_is_missing(data: d
 
 def test_what_is_right_is_read() -> None:
     assert read(Outer, GOOD, "file.toml") == Outer(name="x", inner=Inner(size=1))
+
+
+def test_a_list_is_called_a_list() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(Outer, GOOD | {"several": "one"}, "file.toml", ConfigError)
+    assert str(caught.value).endswith('"several": input should be a list')

@@ -5,6 +5,7 @@ Every method may be called from any thread.
 """
 
 import difflib
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -95,13 +96,22 @@ class ModelPool:
         return read_catalog(self._folder)
 
     def find(self, name: str = "") -> Bundle:
-        """The bundle meant by an id, an alias or, when empty, the default; `ModelNotFound` names the installed ones."""
-        bundles = self.catalog().bundles
+        """The bundle meant by an id, an alias or, when empty, the default.
+
+        Raises:
+            ModelNotFound: there is none that could answer; says what is damaged in the folder of that name, or names the
+                installed ones.
+        """
+        catalog = self.catalog()
+        bundles = catalog.bundles
         answering = (one for one, bundle in bundles.items() if bundle.manifest.task == "generate")
         wanted = name or self._default or next(answering, "") or next(iter(bundles), "")
         wanted = self._aliases.get(wanted, wanted)
         if wanted in bundles:
             return bundles[wanted]
+        damaged = [one for one in catalog.problems if re.match(re.escape(str(self._folder / wanted)) + r"[/: ]", one)]
+        if damaged:
+            raise ModelNotFound(damaged[0], param="model")
         if not bundles:
             fix = "get one: appliance pull smollm2-135m, then appliance build smollm2-135m"
             raise ModelNotFound(f"no model is installed in {self._folder}", fix, param="model")

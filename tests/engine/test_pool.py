@@ -56,6 +56,22 @@ def test_the_catalog_hides_nothing_behind_a_damaged_bundle(tmp_path: Path) -> No
     assert "same id" in catalog.problems[1] and "twin" in catalog.problems[1]
 
 
+def test_a_damaged_model_is_called_damaged_not_absent(tmp_path: Path) -> None:
+    for name in ("good", "bad", "bad-too"):
+        install_bundle(tmp_path, name)
+    (tmp_path / "bad" / "manifest.json").write_text("{")
+    models = ModelPool(tmp_path, lambda bundle: FakeEngine())
+    with pytest.raises(ModelNotFound, match=r"bad/manifest\.json"):
+        models.find("bad")
+    assert models.find("bad-too").manifest.name == "bad-too"
+    with pytest.raises(ModelNotFound, match="installed: bad-too, good"):
+        models.find("ba")
+    for name in ("good", "bad-too"):
+        (tmp_path / name / "manifest.json").write_text("{")
+    with pytest.raises(ModelNotFound, match=r"manifest\.json"):  # nothing else is there: not "no model is installed"
+        models.find()
+
+
 def test_many_callers_load_a_model_once(tmp_path: Path) -> None:
     install_bundle(tmp_path, "a")
     gate = threading.Event()
