@@ -9,12 +9,14 @@ are read from the source text, so that help imports no verb; a verb is imported 
 """
 
 import ast
+import difflib
 import errno
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import re
 import shlex
 import sys
 import traceback
@@ -107,7 +109,7 @@ def load(verb: Verb) -> Any:
     epilog = f"\b\nExample:\n  {verb.example}"
     inner: dict[str, Callable[..., int | None]] = getattr(module, "COMMANDS", {})
     if inner:
-        app.callback(epilog=epilog, no_args_is_help=True)(function)
+        app.callback(epilog=epilog)(function)  # no command: one line, as any other mistake; help is asked for
         for name, one in inner.items():
             app.command(name)(one)
     else:
@@ -146,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     _open_missing_streams()
     try:
-        result = command().main(args=arguments or ["--help"], prog_name="appliance", standalone_mode=False)
+        result = command().main(args=arguments if arguments[debug:] else ["--help"], prog_name="appliance", standalone_mode=False)
         sys.stdout.flush()
         if result == INTERRUPTED:  # how the parser hands on Ctrl-C
             return _fail("interrupted", INTERRUPTED)
@@ -190,7 +192,7 @@ def _explain(failure: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     if isinstance(failure, parser_error):
         message = str(getattr(failure, "format_message", failure.__str__)()).rstrip(".")
         path = getattr(getattr(failure, "ctx", None), "command_path", "appliance")
-        return f"{message[:1].lower()}{message[1:]}; see: {path} --help", 2
+        return f"{message[:1].lower()}{message[1:]}; {_nearest(message)}see: {path} --help", 2
     if isinstance(failure, OSError) and failure.errno in FULL_DISK:
         return f"cannot write {failure.filename or 'to the disk'}: {failure.strerror}; free some space", StorageError.exit_code
     if isinstance(failure, OSError) and failure.errno in PLACE and failure.filename is not None:
@@ -198,6 +200,13 @@ def _explain(failure: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     again = shlex.join(["appliance", "--debug", *arguments])
     reason = " ".join(str(failure).split()) or "no reason given"
     return f"unexpected {type(failure).__name__}: {reason}; this is a fault of the program, its trace: {again}", 1
+
+
+def _nearest(message: str) -> str:
+    """The verb that was meant, where `message` complains of one that there is not."""
+    found = re.fullmatch(r"No such command '(.+)'", message)
+    near = difflib.get_close_matches(found[1], [*verbs()], n=1) if found else []
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def _fail(line: str, code: int) -> int:

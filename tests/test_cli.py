@@ -174,3 +174,23 @@ def test_a_place_that_cannot_be_used_is_told_as_one(verb: Callable[[str], None],
         assert cli.main(["act"]) == errors.StorageError.exit_code
         line = capsys.readouterr().err
         assert line.startswith(f"appliance: cannot use {place}: ") and "check the folder" in line, line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["chatt"], "appliance: no such command 'chatt'; did you mean chat? see: appliance --help"),
+        (["zzzz"], "appliance: no such command 'zzzz'; see: appliance --help"),
+        (["job"], "appliance: missing command; see: appliance job --help"),
+    ],
+)
+def test_a_verb_that_is_wrong_or_half_named_is_one_short_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr() == ("", f"{line}\n")
+
+
+def test_debug_alone_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--debug"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: appliance")
