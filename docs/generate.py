@@ -30,8 +30,18 @@ def help_text(thing: object, name: str) -> str:
 def page() -> str:
     """The whole page."""
     parts = [HEAD.format(overview=help_text(command(), "appliance"))]
-    parts += [f"## {verb.name}\n\n```\n{help_text(load(verb), f'appliance {verb.name}')}\n```\n" for verb in verbs().values()]
+    for verb in verbs().values():
+        thing = load(verb)
+        parts.append(section("##", verb.name, help_text(thing, f"appliance {verb.name}")))
+        for name, inner in getattr(thing, "commands", {}).items():  # a verb with verbs of its own
+            title = f"{verb.name} {name}"
+            parts.append(section("###", title, help_text(inner, f"appliance {title}")))
     return "\n".join(parts)
+
+
+def section(mark: str, title: str, text: str) -> str:
+    """One help text under its heading."""
+    return f"{mark} {title}\n\n```\n{text}\n```\n"
 
 
 if __name__ == "__main__":

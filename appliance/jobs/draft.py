@@ -44,6 +44,7 @@ class Section(StrictModel):
 
     title: str
     path: str = ""  # "" = over all documents
+    note: str = ""  # what a reader must know of the claims
     claims: tuple[Claim, ...] = ()
     dropped: int = 0  # sentences of the model that nothing in the source supports
 

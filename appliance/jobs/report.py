@@ -33,7 +33,8 @@ def judge(draft: Draft) -> Verdict:
         reasons.append("no document could be read")
     if not reasons and not claims and not draft.text.strip():
         reasons.append("there is nothing to report")
-    warnings = [f"not read: {Path(one.path).name} ({one.reason})" for one in draft.unread]
+    warnings = ["nothing ties the answer to a source"] if draft.text.strip() and not claims else []
+    warnings += [f"not read: {Path(one.path).name} ({one.reason})" for one in draft.unread]
     warnings += [f"{'denied' if one.denied else 'failed'}: {one.tool} ({one.reason})" for one in draft.refusals]
     return Verdict("failed" if reasons else "done", "; ".join([*reasons, *warnings]))
 
@@ -78,7 +79,8 @@ def _head(run: str, draft: Draft, record: Record, verdict: Verdict) -> str:
 def _section(section: Section) -> str:
     lines = [_claim(claim, section) for claim in section.claims]
     body = "\n".join(lines) or "Nothing that was said here could be tied to a source."
-    return f"## {normalize(section.title)}\n\n{body}"
+    note = f"*{section.note}*\n\n" if section.note else ""
+    return f"## {normalize(section.title)}\n\n{note}{body}"
 
 
 def _claim(claim: Claim, section: Section) -> str:

@@ -75,6 +75,15 @@ def test_claims_are_cited_and_what_nothing_supports_is_left_out(case: Case) -> N
     assert model[0]["output"] == SAY and "river Seine" in json.dumps(model[0]["inputs"])
 
 
+def test_where_nothing_is_supported_the_document_speaks_and_the_report_says_so(case: Case) -> None:
+    case.document()
+    found, text = case.run(case.grants + STEPS, [{"when": "", "say": "The moon is made of green cheese."}])
+    assert found["state"] == "done" and "2 of 2 verified" in text and "green cheese" not in text
+    assert "*Nothing the model said could be tied to the document; this is a sentence of its own.*" in text
+    assert "*Nothing the model said over all documents could be tied to them" in text
+    assert text.count("> “The capital of France is Paris.”") == 2
+
+
 def test_a_source_that_is_edited_before_the_check_is_unverified_in_place(case: Case) -> None:
     path = case.document()
     edited = FRANCE.replace("The capital of France is Paris.", "The capital of France is Lyon.")
@@ -120,6 +129,7 @@ def test_a_tool_that_is_not_granted_is_refused_recorded_and_answered(case: Case)
     ]
     found, text = case.run('prompt = "Write it down"\n[grants]\ntools = ["calculator"]\n', rules)
     assert found["state"] == "done" and "It is 42." in text
+    assert "nothing ties the answer to a source" in found["reason"]
     assert 'denied: write_report (the tool "write_report" is not granted' in found["reason"]
     assert "`write_report`, denied" in text and "`teleport`, failed" in text
     tools = [step for step in found["steps"] if step["kind"] == "tool"]

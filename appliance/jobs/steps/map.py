@@ -15,6 +15,7 @@ from appliance.jobs.work import Work
 from appliance.strict import StrictModel
 
 TOOLS: tuple[str, ...] = ()
+INSTEAD = "Nothing the model said could be tied to the document; this is a sentence of its own."
 
 
 class Settings(StrictModel):
@@ -39,9 +40,10 @@ def run(work: Work, settings: Settings, name: str) -> None:
             work.draft.failures.append(f"no summary of {title}: {result.error}")
             continue
         claims, dropped = bind_all(str(result.output), passages)
+        note = ""
         if not claims:
-            claims = leading(passages)
-        work.draft.sections.append(Section(title=title, path=document.path, claims=claims, dropped=dropped))
+            claims, note = leading(passages), INSTEAD
+        work.draft.sections.append(Section(title=title, path=document.path, note=note, claims=claims, dropped=dropped))
 
 
 def _clip(passages: list[Passage]) -> list[str]:

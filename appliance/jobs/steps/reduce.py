@@ -14,6 +14,7 @@ from appliance.jobs.work import Work
 from appliance.strict import StrictModel
 
 TOOLS: tuple[str, ...] = ()
+INSTEAD = "Nothing the model said over all documents could be tied to them; these are the first sentences on each."
 MOST_INSTEAD = 5  # claims that stand in for a summary which nothing supports
 
 
@@ -44,6 +45,8 @@ def run(work: Work, settings: Settings, name: str) -> None:
     # The quotes that the notes already carry come first: they are short, and known to support what was said.
     quoted = [Passage(path=claim.path, anchor=claim.anchor, text=claim.quote) for claim in claims]
     found, dropped = bind_all(str(result.output), [*quoted, *work.draft.passages])
+    note = ""
     if not found:  # then the documents speak for themselves
+        note = INSTEAD
         found = tuple(section.claims[0] for section in work.draft.sections if section.claims)[:MOST_INSTEAD]
-    work.draft.sections.insert(0, Section(title=settings.title, claims=found, dropped=dropped))
+    work.draft.sections.insert(0, Section(title=settings.title, note=note, claims=found, dropped=dropped))
