@@ -181,10 +181,10 @@ def build_sentencepiece(config: Mapping[str, Any], vocabulary: Vocabulary, where
     trainer.vocab_size = size
     trainer.byte_fallback = BYTE in vocabulary.types
     trainer.unk_id, trainer.unk_piece = unknown, tokens[unknown]
-    for name, token in (("bos", vocabulary.bos), ("eos", vocabulary.eos), ("pad", vocabulary.padding)):
-        setattr(trainer, f"{name}_id", -1 if token is None else token)
-        if token is not None:
-            setattr(trainer, f"{name}_piece", tokens[token])
+    for name, special in (("bos", vocabulary.bos), ("eos", vocabulary.eos), ("pad", vocabulary.padding)):
+        setattr(trainer, f"{name}_id", -1 if special is None else special)
+        if special is not None:
+            setattr(trainer, f"{name}_piece", tokens[special])
     normalizer = model.normalizer_spec
     normalizer.name = "identity"
     normalizer.add_dummy_prefix = False

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +24,7 @@ ALIGNMENT = 4096
 INLINE = 1024
 """Tensors below this many bytes stay inside the graph file, where shape inference can see them."""
 
+Name = TypeVar("Name", bound=str)
 Progress = Callable[[str, int, int], None]
 """Called before each tensor with its name, its number and how many there are."""
 
@@ -39,7 +40,7 @@ def save(model: ir.Model, folder: Path, name: str, progress: Progress | None = N
     return save_all({name: model}, folder, f"{name}.bin", progress)[name]
 
 
-def save_all(graphs: Mapping[str, ir.Model], folder: Path, weights: str, progress: Progress | None = None) -> dict[str, Path]:
+def save_all(graphs: Mapping[Name, ir.Model], folder: Path, weights: str, progress: Progress | None = None) -> dict[Name, Path]:
     """Write graphs as `<name>.onnx` that share one file of weights.
 
     Args:

@@ -3,14 +3,17 @@
 Knows: every key of `manifest.json`. Does not know: files on disk (`appliance.bundle.store`) or sessions.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
 from appliance.strict import StrictModel
 
-FORMAT = 1
+FORMAT: Final = 1
 """Raised whenever an older program could misread a bundle. A newer one is refused."""
+
+GraphName = Literal["model", "prefill", "decode"]
+"""A graph by what it is for: the one of the dynamic form, the two of the static one."""
 
 
 class StateTensor(StrictModel):
@@ -40,7 +43,7 @@ class Variant(StrictModel):
 
     target: str
     form: Literal["dynamic", "static"]
-    graphs: dict[Literal["model", "prefill", "decode"], str] = Field(
+    graphs: dict[GraphName, str] = Field(
         description="Paths inside the bundle: `model` for the dynamic form, `prefill` and `decode` for the static pair."
     )
     chunk: int = Field(

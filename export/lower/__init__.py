@@ -16,7 +16,7 @@ from types import ModuleType
 import onnx_ir as ir
 
 from appliance.bundle import vocabulary
-from appliance.bundle.manifest import StateTensor
+from appliance.bundle.manifest import GraphName, StateTensor
 from appliance.errors import TargetError
 from appliance.targets.capabilities import Flags, Target
 from export.blocks import GROWTH, OUTPUT, ROPE_COS, STATE, UPDATE
@@ -33,7 +33,7 @@ _QUANTIZED = {vocabulary.QUANT_LINEAR, vocabulary.QUANT_EMBEDDING}
 class Lowered:
     """What a target gets: graphs by name ("model", or "prefill" and "decode"), the state they carry, their context."""
 
-    graphs: dict[str, ir.Model]
+    graphs: dict[GraphName, ir.Model]
     state: tuple[StateTensor, ...]
     context: int
 
@@ -58,13 +58,14 @@ def lower(build: Callable[[], ir.Model], target: Target, context: int, chunk: in
         TargetError: the model or the target cannot hold that context.
     """
     flags = target.flags
-    graphs: dict[str, ir.Model] = {}
+    graphs: dict[GraphName, ir.Model] = {}
+    names: tuple[GraphName, ...] = ("model",) if flags.form == "dynamic" else ("prefill", "decode")
     held = 0
-    for name in ("model",) if flags.form == "dynamic" else ("prefill", "decode"):
+    for name in names:
         model = build()
         held = _context(model, target, context)
         step = Step(
-            "dynamic" if name == "model" else "prefill" if name == "prefill" else "decode",
+            "dynamic" if name == "model" else name,
             tokens={"model": 0, "prefill": min(chunk, held), "decode": 1}[name],
             context=held,
         )

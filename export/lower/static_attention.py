@@ -23,6 +23,7 @@ import onnx_ir as ir
 from appliance.bundle.vocabulary import ATTENTION, POSITION_IDS, window_mask_name
 from appliance.targets.capabilities import Flags, Target
 from export.graph import Nodes, attribute_float, attribute_int, nodes_of, replace
+from export.graph import sizes as sizes_of
 from export.step import Step
 
 STAGE = 20
@@ -116,8 +117,7 @@ def _rotate(write: Nodes, x: ir.Value, cosine: ir.Value, sine: ir.Value, sizes: 
 
     (a, b) -> (a cos - b sin, b cos + a sin)
     """
-    assert cosine.shape is not None
-    half = int(cosine.shape[3])
+    half = sizes_of(cosine)[3]
     kept = sizes.head_dim - 2 * half
     lengths = [half, half, kept] if kept else [half, half]
     first, second, *rest = write.node("Split", [x, write.ints(*lengths)], {"axis": -1}, outputs=len(lengths)).outputs
@@ -138,8 +138,7 @@ class _Angles:
         """[positions, r] -> [1,1,S,r]."""
         assert table is not None
         if table not in self._known:
-            assert table.shape is not None
-            shape = (1, 1, self._step.tokens, int(table.shape[1]))
+            shape = (1, 1, self._step.tokens, sizes_of(table)[1])
             found = write.value("Gather", [table, self._positions], {"axis": 0}, name=f"{table.name}/Gather")
             self._known[table] = write.value("Reshape", [found, write.ints(*shape)], name=f"{table.name}/Reshape")
             self._known[table].type, self._known[table].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
