@@ -146,7 +146,7 @@ def test_ctrl_c_in_process(box: Box) -> None:
     process = start(box.environment, "go", pieces=1000, delay=0.02)
     assert process.stdout is not None and process.stdout.read(3) == "The"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=5)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "appliance: interrupted" and "Traceback" not in errors
 
@@ -160,7 +160,7 @@ def test_ctrl_c_frees_the_daemon(tmp_path: Path) -> None:
         process = start(environment, "go")
         assert process.stdout is not None and process.stdout.read(3) == "The"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=30)
         assert process.returncode == 130 and "Traceback" not in errors
         begun = time.monotonic()
         server.terminate()
@@ -177,7 +177,7 @@ def test_a_daemon_that_dies_is_one_line_and_code_3(tmp_path: Path) -> None:
         process = start(environment, "go")
         assert process.stdout is not None and process.stdout.read(3) == "The"
         server.kill()
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=30)
     assert process.returncode == 3
     assert errors.splitlines()[-1].startswith("appliance: the daemon went away")
 

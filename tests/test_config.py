@@ -1,5 +1,7 @@
 """Settings: defaults, where the file is found, and what a wrong one says."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,13 @@ import pytest
 from appliance import config as config_module
 from appliance.config import Address, Config, load_config, parse_address
 from appliance.errors import ConfigError
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: the path of a Unix socket in it may have 107 bytes, and those of pytest's workers take most of them."""
+    with tempfile.TemporaryDirectory(prefix="s") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -229,15 +229,15 @@ def peak_of(source: Path, name: str) -> float:
 
 
 def test_memory_grows_with_the_largest_tensor_and_not_with_the_model(home: Path, tmp_path: Path) -> None:
-    """8, 32 layers of one width: 30 and 120 MB of float32; then 8 layers whose largest tensor is four times as large."""
+    """8, 32 layers of one width: 30 and 120 MB of float32; then 8 layers with a tensor eight times as large."""
     peaks = {}
-    for name, layers, vocab in (("8", 8, 4096), ("32", 32, 4096), ("wide", 8, 65536)):
+    for name, layers, vocab in (("8", 8, 4096), ("32", 32, 4096), ("wide", 8, 32768)):
         source = write_safetensors(tmp_path / name, Llama(layers, 256, 4, 2, 704, vocab), "float16", tokenizer=True)
         peaks[name] = peak_of(source, name)
     print("peak MiB of a build:", {name: round(peak) for name, peak in peaks.items()})
     float_32_layers = 24 * 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 704) / 2**20
     assert peaks["32"] - peaks["8"] < float_32_layers / 8, peaks
-    assert peaks["wide"] > peaks["8"] + 64, "the largest tensor is 60 MiB larger: this measurement sees it"
+    assert peaks["wide"] > peaks["8"] + 20, "the largest tensor is 28 MiB larger: this measurement sees it"
 
 
 @pytest.mark.model
