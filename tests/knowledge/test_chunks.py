@@ -40,7 +40,7 @@ def test_passages_end_with_sentences_and_are_filled() -> None:
 @pytest.mark.parametrize("end", ["。", "！", "？", "።", "।", "! ", "? ", '." '])
 def test_sentences_end_in_other_scripts_too(end: str) -> None:
     sentence = "字" * 60 + end
-    found = cut(made := document(("A", sentence * 20)))
+    found = cut(made := document(("A", sentence * 23)))
     assert len(found) > 2
     assert all(made.text[chunk.start : chunk.end].endswith(end.strip()) for chunk in found)
 
