@@ -26,6 +26,7 @@ from pydantic_ai.usage import UsageLimits
 
 from appliance.errors import ApplianceError
 from appliance.jobs import toolbox
+from appliance.jobs.endpoint import MORE_TIME, TIME_OVER
 from appliance.jobs.record import Outcome, Parked, Record
 from appliance.jobs.work import Work
 from appliance.tools import known
@@ -118,7 +119,7 @@ class RecordedModel(WrapperModel):
                 if self._record.stopping():
                     raise Parked
                 if time.monotonic() > end and not task.done():
-                    raise ApplianceError("the job's time is over", "raise budget.seconds")
+                    raise ApplianceError(TIME_OVER, MORE_TIME)
             response: ModelResponse = await task
             return response
         except (openai.OpenAIError, AgentRunError, httpx2.HTTPError) as failure:

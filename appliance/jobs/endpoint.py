@@ -20,6 +20,7 @@ from appliance.jobs.record import Outcome, Parked
 PRIORITY_HEADER = "x-appliance-priority"
 PATIENCE = 120.0  # seconds that a model may take to be loaded
 CONNECT_SECONDS = 5.0
+TIME_OVER, MORE_TIME = "the job's time is over", "raise budget.seconds"
 PAUSE = 0.5  # seconds between two tries
 
 
@@ -86,6 +87,8 @@ class ChatModel:
             except (httpx.TransportError, Unavailable) as failure:
                 if self._stopping():
                     raise Parked from None
+                if time.monotonic() >= end:
+                    raise ApplianceError(TIME_OVER, MORE_TIME) from None
                 if time.monotonic() > patience:
                     raise Unavailable(f"the model gave no answer: {failure}", "look at the daemon's log") from None
             time.sleep(PAUSE)
@@ -107,7 +110,7 @@ class ChatModel:
             if self._stopping():
                 raise Parked
             if time.monotonic() > end:
-                raise ApplianceError("the job's time is over", "raise budget.seconds")
+                raise ApplianceError(TIME_OVER, MORE_TIME)
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             event = json.loads(line.removeprefix("data: "))

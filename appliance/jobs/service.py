@@ -177,10 +177,13 @@ class JobService:
         """The clock's thread."""
         log = structlog.get_logger()
         clock = Clock(self._require_ledger(), lambda job, slot: self._run(job, slot, "clock"))
-        self._resume()
         told: set[str] = set()
-        while not self._stop.wait(TICK_SECONDS):
+        resumed = False
+        while not self._stop.is_set():
             try:
+                if not resumed:
+                    self._resume()
+                    resumed = True
                 found = self._folder.read_all()
                 for problem in set(found.problems) - told:
                     log.warning("a job file is wrong", problem=problem)
@@ -189,6 +192,7 @@ class JobService:
                     clock.tick(job, datetime.now(UTC))
             except Exception as failure:  # the clock must go on: the next tick decides the same again
                 log.error("a tick of the clock failed", exc_info=failure)
+            self._stop.wait(TICK_SECONDS)
 
     def _resume(self) -> None:
         """Give every open row its end: start what was never started, close what ended without telling."""
