@@ -146,7 +146,7 @@ def versions(text: str) -> set[str]:
 
 
 def test_the_page_of_routes_lists_every_one() -> None:
-    """The page that an unknown route points to: every route of the daemon, and none that it has not."""
+    """Every route of the daemon, and none that it has not."""
     served = {
         (method, path.replace("{model:path}", "{model}"))
         for file in (ROOT / "appliance" / "api").glob("*.py")
