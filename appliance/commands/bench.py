@@ -45,7 +45,7 @@ def bench(
     from appliance.progress import bar
 
     lengths = read_lengths(context)
-    bundle = find_bundle(model)
+    bundle = find_bundle(model, verify=True)
     settings = load_config().engine
     engine = open_onnx(target or settings.target, threads or settings.threads)(bundle)
     with bar("Loading", None):

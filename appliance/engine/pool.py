@@ -15,7 +15,7 @@ from typing import Literal
 from appliance.bundle.store import Bundle, open_bundle
 from appliance.engine.catalog import Catalog, read_catalog
 from appliance.engine.protocol import Engine
-from appliance.errors import ApplianceError, ModelNotFound, Unavailable
+from appliance.errors import ApplianceError, BundleError, ModelNotFound, Unavailable
 
 Open = Callable[[Bundle], Engine]
 Condition = Literal["unloaded", "loading", "loaded", "failed"]
@@ -99,8 +99,8 @@ class ModelPool:
         """The bundle meant by an id, an alias or, when empty, the default.
 
         Raises:
-            ModelNotFound: there is none that could answer; says what is damaged in the folder of that name, or names the
-                installed ones.
+            BundleError: what lies in the folder of that name is damaged; says what.
+            ModelNotFound: there is none; names the installed ones.
         """
         catalog = self.catalog()
         bundles = catalog.bundles
@@ -111,7 +111,7 @@ class ModelPool:
             return bundles[wanted]
         damaged = [one for one in catalog.problems if re.match(re.escape(str(self._folder / wanted)) + r"[/: ]", one)]
         if damaged:
-            raise ModelNotFound(damaged[0], param="model")
+            raise BundleError(damaged[0], param="model")
         if not bundles:
             fix = "get one: appliance pull smollm2-135m, then appliance build smollm2-135m"
             raise ModelNotFound(f"no model is installed in {self._folder}", fix, param="model")

@@ -10,7 +10,7 @@ import pytest
 from appliance.api.errors import field_name
 from appliance.errors import DeviceError, Unavailable
 from tests.api.conftest import Serve, Served
-from tests.api.fake_engine import FakeEngine
+from tests.api.fake_engine import FakeEngine, install_bundle
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -113,6 +113,18 @@ def test_fields_that_clients_of_other_servers_send_do_nothing(served: Served) ->
         "ignore_eos", "stop_token_ids", "chat_template_kwargs", "cache_prompt", "repeat_penalty", "num_ctx", "think", "echo",
     )  # fmt: skip
     assert served.chat(**dict.fromkeys(fields)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [('"architecture"', '"architectur"', 'unknown key "architectur"; did you mean "architecture"?'), ("{", "", "not valid JSON")],
+)
+def test_a_damaged_bundle_is_400_and_says_what_and_where(served: Served, before: str, after: str, says: str) -> None:
+    manifest = install_bundle(served.config.paths.models, "damaged").path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(before, after, 1))
+    error = error_of(served.chat(model="damaged"), 400)
+    assert str(manifest) in error["message"] and says in error["message"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "model", "bad_bundle")
 
 
 def test_harmless_values_of_the_same_fields_pass(served: Served) -> None:

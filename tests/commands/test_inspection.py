@@ -78,6 +78,14 @@ def test_show_refuses_a_damaged_bundle_in_one_line(home: Path, capsys: pytest.Ca
     assert {"altered": "sha256", "gone": "missing", "key": "architectur"}[damage] in err
 
 
+def test_a_damaged_bundle_is_not_measured(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = install_bundle(home / "models", "small")
+    (bundle.path / "tokenizer.json").write_text("[]")  # as long as before
+    assert cli.main(["bench", "small"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and "tokenizer.json has sha256" in err
+
+
 def test_show_names_what_is_installed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install_bundle(home / "models", "small")
     assert cli.main(["show", "smal"]) == 2

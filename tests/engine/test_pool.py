@@ -61,14 +61,14 @@ def test_a_damaged_model_is_called_damaged_not_absent(tmp_path: Path) -> None:
         install_bundle(tmp_path, name)
     (tmp_path / "bad" / "manifest.json").write_text("{")
     models = ModelPool(tmp_path, lambda bundle: FakeEngine())
-    with pytest.raises(ModelNotFound, match=r"bad/manifest\.json"):
+    with pytest.raises(BundleError, match=r"bad/manifest\.json"):
         models.find("bad")
     assert models.find("bad-too").manifest.name == "bad-too"
     with pytest.raises(ModelNotFound, match="installed: bad-too, good"):
         models.find("ba")
     for name in ("good", "bad-too"):
         (tmp_path / name / "manifest.json").write_text("{")
-    with pytest.raises(ModelNotFound, match=r"manifest\.json"):  # nothing else is there: not "no model is installed"
+    with pytest.raises(BundleError, match=r"manifest\.json"):  # nothing else is there: not "no model is installed"
         models.find()
 
 
