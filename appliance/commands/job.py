@@ -201,7 +201,9 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], empty: str) 
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*heads)
+    table = Table()
+    for head in heads:
+        table.add_column(head, no_wrap=head not in ("schedule", "warnings", "reason"), overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """One daemon for all runs that leave it alive."""
     with box(tmp_path_factory.mktemp("box"), rules=[]) as machine:
         machine.start()
+        machine.request("GET", "/healthz")
         yield machine
 
 
@@ -213,6 +215,25 @@ def test_a_stop_in_the_middle_is_quick_and_the_run_goes_on_after_it(tmp_path: Pa
         other.start()
         machine.process = other.process
         assert machine.wait(run)["state"] == "done"
+
+
+@pytest.mark.slow
+def test_the_daemons_clock_runs_what_falls_due(tmp_path: Path) -> None:
+    with box(tmp_path) as machine:
+        (machine.docs / "france.md").write_text(FRANCE)
+        grants = '[grants]\ntools = ["knowledge_search"]\nfolders = ["../docs"]\n'
+        machine.job(f'[schedule]\ncron = "* * * * *"\n{grants}{STEPS}')
+        machine.start()
+        end = time.monotonic() + 150
+        entries: list[dict[str, Any]] = []
+        while not any(entry["state"] == "done" for entry in entries):
+            assert time.monotonic() < end, (entries, machine.log())
+            entries = machine.request("GET", "/appliance/v1/ledger").json()["entries"]
+            time.sleep(0.5)
+        assert entries[-1]["trigger"] == "clock" and entries[-1]["state"] == "done"
+        # The same slot asked for by a timer is the same run.
+        again = machine.request("POST", "/appliance/v1/jobs/digest/runs", {"slot": entries[-1]["slot"]})
+        assert again.status_code == 200 and again.json()["created"] is False
 
 
 def test_a_second_daemon_on_the_same_state_is_refused(tmp_path: Path) -> None:
