@@ -94,8 +94,10 @@ class Verbs(typer.core.TyperGroup):
         """The overview: each verb with its summary and an example."""
         formatter.write("Usage: appliance [--debug] VERB [OPTIONS] [ARGUMENTS]\n\n")
         formatter.write("A private AI host for this machine: get a model, build it for this hardware, serve it, talk to it.\n")
-        for verb in verbs().values():
-            formatter.write(f"\n  {verb.name:<8}{verb.summary}\n          $ {verb.example}\n")
+        listed = verbs().values()
+        width = max(len(verb.name) for verb in listed) + 2
+        for verb in listed:
+            formatter.write(f"\n  {verb.name:<{width}}{verb.summary}\n  {'':<{width}}$ {verb.example}\n")
         formatter.write("\nEvery verb explains its options: appliance VERB --help\n")
         formatter.write("Options: --debug (show the trace of a failure), --version, --help\n")
 

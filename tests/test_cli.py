@@ -46,6 +46,16 @@ def test_every_verb_has_a_summary_and_an_example_of_itself() -> None:
         assert verb.example.startswith(f"appliance {verb.name}"), verb.name
 
 
+def test_the_overview_keeps_names_and_summaries_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for verb in cli.verbs().values():
+        at = next(number for number, line in enumerate(lines) if line.split()[:1] == [verb.name])
+        assert lines[at].split(None, 1) == [verb.name, verb.summary]
+        assert lines[at + 1].strip() == f"$ {verb.example}"
+        assert lines[at].index(verb.summary) == lines[at + 1].index("$")
+
+
 def test_an_entry_point_whose_module_is_missing_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.metadata
 
