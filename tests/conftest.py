@@ -1,5 +1,6 @@
 """Fixtures of all tests: where the starter model is, and a home of its own for every test that reads settings."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config.write_text(f"[paths]\n{folders}\n\n[server]\nsocket = false\n", encoding="utf-8")
     monkeypatch.setenv("APPLIANCE_CONFIG", str(config))
     return tmp_path
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test` asks for nothing but Python: what needs a missing program of the system is left out, and listed as such.
+
+    `make test-full` runs it, and so fails: there, tests/system-packages has brought the program.
+    """
+    if "not slow" not in config.option.markexpr:
+        return
+    left_out = [item for item in items for mark in item.iter_markers("program") if shutil.which(mark.args[0]) is None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 class LeftOut:

@@ -37,11 +37,13 @@ def verify(units: Path) -> tuple[int, str]:
     return analyze("verify", "--man=no", *sorted(path for path in units.iterdir() if "@." not in path.name))
 
 
+@pytest.mark.program("systemd-analyze")
 def test_systemd_finds_nothing_to_say(units: Path) -> None:
     assert len(list(units.iterdir())) == 5
     assert verify(units) == (0, "")
 
 
+@pytest.mark.program("systemd-analyze")
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
@@ -60,6 +62,7 @@ def test_the_check_sees(units: Path, before: str, after: str, says: str) -> None
     assert (code, said) != (0, "") and says in said
 
 
+@pytest.mark.program("systemd-analyze")
 @pytest.mark.parametrize("name", ["appliance.service", "appliance-job@nightly-digest.service"])
 def test_exposure(units: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     def exposure() -> float:
