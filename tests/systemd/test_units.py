@@ -127,6 +127,7 @@ def test_the_settings_fit_the_unit() -> None:
     assert int(service["TimeoutStopSec"][0]) >= config.server.stop_seconds + 10
 
 
+@pytest.mark.program("systemd-analyze")
 def test_the_timers_calendar() -> None:
     timer = (UNITS / "appliance-job@.timer").read_text(encoding="utf-8")
     found = re.findall(r"OnCalendar=(\S.*)", timer)
