@@ -67,6 +67,18 @@ def test_an_answer_from_first_event_to_last() -> None:
         assert (stats.model, stats.provider, stats.fallbacks, stats.context_length) == ("fake", "FakeExecutionProvider", (), 512)
 
 
+def test_the_speed_is_that_of_the_newest_answer_with_more_than_one_token() -> None:
+    with engine_over(FakeDecoder(script=b"0123456789", delay=0.01)) as engine:
+        assert engine.stats().tokens_per_second is None
+        list(engine.stream(request(max_tokens=1)))
+        assert engine.stats().tokens_per_second is None  # prefill made that one
+        end = finished(list(engine.stream(request(max_tokens=10))))
+        speed = engine.stats().tokens_per_second
+        assert speed == pytest.approx(9 / end.timings.decode) and 5 < speed < 100
+        list(engine.stream(request(max_tokens=1)))
+        assert engine.stats().tokens_per_second == speed
+
+
 @pytest.mark.parametrize("round_", range(6))
 def test_whatever_happens_around_it_a_request_gets_its_own_text(round_: int) -> None:
     """Random interleavings of submit, cancel, slow reading and priorities."""

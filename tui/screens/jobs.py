@@ -21,6 +21,7 @@ from tui.widgets.table import Table
 
 LOOK_SECONDS = 2.0  # between two looks while a run is under way
 MARKS = {"done": "✓", "failed": "✗", "running": "▶", "queued": "·", "skipped": "-", "missed": "!"}
+NONE_YET = "there is no job yet; docs/jobs.md tells how to write one"
 TOO_OLD = Failure("this daemon does no jobs", "one that does: update the appliance, then appliance serve")
 
 
@@ -81,8 +82,9 @@ class JobsScreen(Screen[None]):
         self.query_one("#jobs", Table).show((job.name, _job_cells(job)) for job in jobs.jobs)
         self.query_one("#ledger", Table).show((slot.run, _slot_cells(slot)) for slot in ledger)
         problems = self.query_one("#problems", Static)
-        problems.display = bool(jobs.problems)
-        problems.update(Content("\n".join(jobs.problems)))
+        lines = jobs.problems or (() if jobs.jobs else (NONE_YET,))
+        problems.display = bool(lines)
+        problems.update(Content("\n".join(lines)))
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open the run of a slot; of a job, that of its last one."""
@@ -107,7 +109,7 @@ class JobsScreen(Screen[None]):
         """Have the marked job run now."""
         job = self.query_one("#jobs", Table).marked
         if job is None:
-            self.notify("there is no job; docs/jobs.md tells how to write one", severity="warning")
+            self.notify(NONE_YET, severity="warning")
             return
         try:
             slot, new = await self._client.start_run(job)
