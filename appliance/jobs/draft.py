@@ -67,6 +67,7 @@ class Draft:
     text: str = ""  # an agent's own words, beyond what is claimed in sections
     refusals: list[Refusal] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # reasons the run cannot be done
+    indexed: bool = False
     checked: bool = False
     published: str = ""  # the report as it was last written
 

@@ -147,8 +147,9 @@ def test_an_agents_answer_is_cited_from_what_it_found(case: Case) -> None:
         {"when": "Which capital", "say": call("knowledge_search", query="capital")},
         {"when": "Seine", "say": "The capital of France is Paris. I like it there."},
     ]
-    search = '[[step]]\nkind = "search"\nquery = "France"\n'
-    found, text = case.run(f'{case.grants}{search}[[step]]\nkind = "agent"\nprompt = "Which capital?"\n', rules)
+    (case.docs / "empty.md").write_text("")
+    found, text = case.run(f'prompt = "Which capital?"\n{case.grants}', rules)
+    assert found["reason"] == "not read: empty.md (empty: it has no content)"
     assert found["state"] == "done" and "1 of 1 verified" in text
     assert "> “The capital of France is Paris.” (france.md, France)" in text
     assert "## Said without a source\n\n- I like it there." in text
