@@ -50,6 +50,7 @@ class BuildRequest:
         name: the model's id on the endpoint.
         context: tokens of context, 0 = as many as the model was made for.
         command: the command line that makes this bundle again.
+        license: the one it was pulled under, for a checkpoint that states none itself; "" = unknown.
     """
 
     source: Path
@@ -59,6 +60,7 @@ class BuildRequest:
     name: str
     context: int
     command: str
+    license: str = ""
 
     @property
     def work(self) -> Path:
@@ -184,7 +186,7 @@ def _provenance(request: BuildRequest, checkpoint: Checkpoint, hashes: dict[str,
     return Provenance(
         source=checkpoint.path.name,
         source_sha256=hashes,
-        license=checkpoint.license,
+        license=checkpoint.license if checkpoint.license != "unknown" else request.license or "unknown",
         command=request.command,
         versions=_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from appliance.bundle.store import Bundle
     from export.build import BuildRequest
 
+LEAST_CONTEXT = 64
+"""Tokens; a chat template alone may take half of that, and the new bundle would replace a useful one."""
 EXAMPLE = "appliance build smollm2-135m --target cpu"
 
 
@@ -41,19 +44,22 @@ def build(
     from quant import schemes
     from quant.scheme import Options
 
+    if 0 < context < LEAST_CONTEXT:
+        raise BadInput(f"a context of {context} tokens answers nothing", f"ask for {LEAST_CONTEXT} or more")
     config = load_config()
     wanted = tuple(targets.load(one, config.paths.targets) for one in target or [config.engine.target])
-    path, known_as = _find(source, config.paths.cache / "checkpoints")
-    name = _named(name or known_as)
-    chosen = scheme or default_scheme(path, wanted[0])
+    found = _find(source, config.paths.cache / "checkpoints")
+    name = _named(name or found.name)
+    chosen = scheme or default_scheme(found.path, wanted[0])
     request = BuildRequest(
-        source=path,
+        source=found.path,
         targets=wanted,
         scheme=schemes.find(chosen, Options(group=group) if group else None),
         destination=(output or config.paths.models / name).absolute(),
         name=name,
         context=context,
-        command=_again(path, wanted, chosen, group, name, context),
+        license=found.license,
+        command=_again(found.path, wanted, chosen, group, name, context),
     )
     with _bars() as progress:
         bundle = make(request, progress)
@@ -63,21 +69,32 @@ def build(
         _tell(bundle, request)
 
 
-def _find(source: str, checkpoints: Path) -> tuple[Path, str]:
-    """The checkpoint's path, and what to call the model."""
+@dataclass(frozen=True)
+class _Found:
+    """A checkpoint on this machine: what to open, what to call the model, the licence it was pulled under (or "")."""
+
+    path: Path
+    name: str
+    license: str
+
+
+def _find(source: str, checkpoints: Path) -> _Found:
     from appliance.pull.checkpoints import RECORD, open_pulled
 
     pulled = checkpoints / source
     if "/" not in source and (pulled / RECORD).is_file():
-        return open_pulled(pulled).source_path, source
+        found = open_pulled(pulled)
+        return _Found(found.source_path, source, found.record.license)
     path = Path(source).expanduser().absolute()
     if not path.exists():
         raise BadInput(
             f"there is no file, folder or pulled model called {source}",
             "get one (appliance pull --list) or look (appliance models)",
         )
-    inside_pulled = (path.parent / RECORD).is_file()
-    return path, path.parent.name if inside_pulled else path.stem if path.is_file() else path.name
+    for folder in (path, path.parent):
+        if (folder / RECORD).is_file():
+            return _Found(path, folder.name, open_pulled(folder).record.license)
+    return _Found(path, path.stem if path.is_file() else path.name, "")
 
 
 def _named(name: str) -> str:

@@ -135,6 +135,7 @@ def test_a_bad_checkpoint_is_one_line_and_leaves_nothing(
         (["--scheme", "w3"], 'unknown scheme "w3"; known: '),
         (["--group", "33"], "groups of 32, 64, 128"),
         (["--context", "1000"], "a context of 1000 tokens was asked for, the model was made for 256"),
+        (["--context", "63"], "a context of 63 tokens answers nothing; ask for 64 or more"),
         (["--name", "../new"], "'../new' cannot be a model's name"),
         (["--name", ".new"], "'.new' cannot be a model's name"),
         (["--name", "a/b/c"], "'a/b/c' cannot be a model's name"),
@@ -148,6 +149,16 @@ def test_a_bad_wish_is_one_line_and_leaves_nothing(
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("appliance: ") and says in err and len(err.splitlines()) == 1
     assert left(home) == []
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_licence_of_a_pull_comes_along(by_name: bool, good: Path, home: Path) -> None:
+    assert cli.main(["pull", str(good / "folder"), "--yes", "--name", "pulled"]) == 0
+    folder = home / "cache" / "checkpoints" / "pulled"
+    record = json.loads((folder / "pulled.json").read_text())
+    (folder / "pulled.json").write_text(json.dumps({**record, "license": "mit-of-the-pull"}))
+    assert cli.main(["build", "pulled" if by_name else str(folder)]) == 0
+    assert open_bundle(home / "models" / "pulled").manifest.provenance.license == "mit-of-the-pull"
 
 
 @pytest.mark.parametrize("kib", [1, 100, 1500])
