@@ -9,6 +9,7 @@ Knows: files, hashes, the order of writing. Does not know: what is inside a grap
 """
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -153,13 +154,24 @@ class BundleWriter:
         return Bundle(self.destination, complete)
 
     def _swap_in(self) -> None:
+        """Make it visible. In place of an older bundle the two change names in one step, so that no moment has neither;
+        the older one, now in the hidden folder, goes with it."""
         old = self.destination.parent / f".{self.destination.name}.old"
         shutil.rmtree(old, ignore_errors=True)
-        if self.destination.exists():
+        if not self.destination.exists():
+            os.rename(self.folder, self.destination)
+        elif not _exchange(self.folder, self.destination):
             os.rename(self.destination, old)
-        os.rename(self.folder, self.destination)
+            os.rename(self.folder, self.destination)
+            shutil.rmtree(old, ignore_errors=True)
         _sync(self.destination.parent)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change names in one step (renameat2(2), RENAME_EXCHANGE); False where the file system cannot."""
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def _unwritable(destination: Path, failure: OSError) -> StorageError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from appliance.bundle import store
 from appliance.bundle.manifest import Manifest
 from appliance.bundle.store import UNWRITABLE, Bundle, open_bundle, writing
 from appliance.errors import ApplianceError, BundleError, NotFound, StorageError
@@ -114,7 +115,12 @@ def test_something_else_is_not_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_new_bundle_takes_the_place_of_the_old_and_of_what_a_killed_one_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [True, False], ids=["exchanged", "two renames"])
+def test_a_new_bundle_takes_the_place_of_the_old_and_of_what_a_killed_one_left(
+    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(store, "_exchange", lambda one, other: False)
     old = install_bundle(tmp_path, "small")
     for name in (".small.partial", ".small.old"):
         (tmp_path / name).mkdir()
@@ -127,3 +133,12 @@ def test_a_new_bundle_takes_the_place_of_the_old_and_of_what_a_killed_one_left(t
         made = writer.finish(manifest)
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
     assert open_bundle(old.path) == made and made.hash != before
+
+
+def test_two_folders_change_names_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "is").write_text(name)
+    assert store._exchange(tmp_path / "one", tmp_path / "other")
+    assert [(tmp_path / name / "is").read_text() for name in ("one", "other")] == ["other", "one"]
+    assert not store._exchange(tmp_path / "one", tmp_path / "none")
