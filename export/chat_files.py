@@ -184,7 +184,7 @@ def _one(found: object, where: str) -> str | None:
 
 
 def write_generation(checkpoint: Checkpoint, writer: BundleWriter, stops: tuple[int, ...]) -> str:
-    """Write generation.json: stop tokens, and sampling defaults unless the model asks to be greedy.
+    """Write generation.json: stop tokens, and sampling defaults; temperature 0 for a model that asks to be greedy.
 
     Raises:
         CheckpointError: a default out of range.
@@ -194,8 +194,9 @@ def write_generation(checkpoint: Checkpoint, writer: BundleWriter, stops: tuple[
     where = str(path or checkpoint.path)
     if path is not None:
         config = read_object(path)
-        if config.get("do_sample") is not False:
-            found = {name: config[name] for name in DEFAULTS if config.get(name) is not None}
+        found = {name: config[name] for name in DEFAULTS if config.get(name) is not None}
+        if config.get("do_sample") is False:
+            found = {"temperature": 0.0}
     elif checkpoint.format == "gguf":
         keys = {name: f"general.sampling.{word}" for name, word in DEFAULTS.items()}
         found = {name: checkpoint.config[key] for name, key in keys.items() if checkpoint.config.get(key) is not None}
