@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from appliance.bundle.manifest import StateTensor
 from appliance.errors import BundleError
+from appliance.runtime import huge_pages
 
 Buffer = NDArray[Any]
 
@@ -62,7 +63,9 @@ def new_buffer(shape: tuple[int, ...], dtype: str) -> Buffer:
     count = math.prod(shape)
     if count == 0:
         return np.zeros(shape, dtype)
-    buffer: Buffer = np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize), dtype).reshape(shape)
+    memory = mmap.mmap(-1, count * np.dtype(dtype).itemsize)
+    huge_pages.advise(memory)  # neighbours of one state merge in the kernel, so small ones gain too
+    buffer: Buffer = np.frombuffer(memory, dtype).reshape(shape)
     return buffer
 
 

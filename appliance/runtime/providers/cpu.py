@@ -6,6 +6,7 @@ Knows: session options for a small box that holds one model for days. Does not k
 from pathlib import Path
 
 from appliance.errors import BundleError, DeviceError
+from appliance.runtime import huge_pages
 from appliance.runtime.providers import SessionChoice
 from appliance.runtime.session import RECORD_PLACEMENT, OpenSession, read_placement
 from appliance.targets.capabilities import Target
@@ -28,7 +29,8 @@ def open_session(path: Path, target: Target, choice: SessionChoice) -> OpenSessi
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDER])
+        with huge_pages.under_new_memory():
+            session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDER])
     except (InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile) as failure:
         raise BundleError(f"{path}: not a graph that onnxruntime reads: {_line(failure)}", "build the bundle again") from None
     except Exception as failure:
