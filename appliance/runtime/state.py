@@ -63,8 +63,9 @@ def new_buffer(shape: tuple[int, ...], dtype: str) -> Buffer:
     count = math.prod(shape)
     if count == 0:
         return np.zeros(shape, dtype)
-    memory = mmap.mmap(-1, count * np.dtype(dtype).itemsize)
-    huge_pages.advise(memory)  # neighbours of one state merge in the kernel, so small ones gain too
+    # Private: shared memory, Python's default, gets no huge pages. Neighbours merge in the kernel, so small ones gain too.
+    memory = mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    huge_pages.advise(memory)
     buffer: Buffer = np.frombuffer(memory, dtype).reshape(shape)
     return buffer
 

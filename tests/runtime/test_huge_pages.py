@@ -10,6 +10,7 @@ import pytest
 from appliance.runtime import huge_pages
 
 MEMORY = 8 * huge_pages.HUGE
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -41,12 +42,12 @@ def test_only_new_memory_is_meant(spans: list[huge_pages.Span], others: list[hug
 
 
 def test_memory_keeps_what_it_holds() -> None:
-    old = mmap.mmap(-1, MEMORY)
+    old = mmap.mmap(-1, MEMORY, flags=PRIVATE)
     seed = int.from_bytes(os.urandom(4), "big")
     values = np.random.default_rng(seed).integers(0, 256, MEMORY, np.uint8)
     np.frombuffer(old, np.uint8)[:] = values
     with huge_pages.under_new_memory():
-        new = mmap.mmap(-1, MEMORY)
+        new = mmap.mmap(-1, MEMORY, flags=PRIVATE)
         array = np.frombuffer(new, np.uint8)
         array[:] = values
     assert (array == values).all() and (np.frombuffer(old, np.uint8) == values).all(), f"seed {seed}"
