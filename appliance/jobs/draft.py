@@ -71,6 +71,11 @@ class Draft:
     checked: bool = False
     published: str = ""  # the report as it was last written
 
+    def add(self, section: Section, *, first: bool = False) -> None:
+        """Put a section in, after the others or before them. What a check found before says nothing of it."""
+        self.sections.insert(0 if first else len(self.sections), section)
+        self.checked = False
+
     @property
     def claims(self) -> list[Claim]:
         """Every claim of every section."""

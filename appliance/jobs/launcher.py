@@ -22,7 +22,7 @@ from appliance.errors import ConfigError, StorageError
 from appliance.jobs.files import write_text
 from appliance.jobs.serializer import JsonSerializer
 
-WORKFLOW_VERSION = "1"
+WORKFLOW_VERSION = "2"
 """Changed on purpose, when runs that are under way could not go on with the new code: when the order, the names or the results of
 recorded steps change. Runs of another version are not touched by DBOS; `stale` names them so that they end in the ledger."""
 QUEUE = "jobs"

@@ -99,6 +99,23 @@ def test_a_source_that_is_edited_before_the_check_is_unverified_in_place(case: C
     assert text.count("unverified:") == 1 and "2 of 3 verified" in text and "**done**" not in text
 
 
+@pytest.mark.parametrize("late", ["reduce", "agent"])
+def test_what_is_said_after_the_check_is_checked_too(case: Case, late: str) -> None:
+    path = case.document()
+    edited = FRANCE.replace("The capital of France is Paris.", "The capital of France is Lyon.")
+    steps = STEPS.replace('[[step]]\nkind = "reduce"\n', '[[step]]\nkind = "check"\n')
+    steps += f'[[step]]\nkind = "{late}"\nprompt = "Say it"\n[[step]]\nkind = "write"\n'
+    rules = [
+        {"when": "Notes:", "say": "The capital of France is Paris.", "write": [str(path), edited]},
+        {"when": "<<<", "say": "Paris lies on the river Seine."},
+        {"when": "Say it", "say": call("knowledge_search", query="capital")},
+        {"when": "", "say": "The capital of France is Paris.", "write": [str(path), edited]},
+    ]
+    found, text = case.run(case.grants + steps, rules)
+    assert found["state"] == "failed" and found["reason"] == "1 of 2 citations unverified"
+    assert "- The capital of France is Paris. **[unverified: the quote is not in the source]**" in text
+
+
 def test_what_cannot_be_read_is_told_and_does_not_stop_the_rest(case: Case) -> None:
     case.document()
     (case.docs / "empty.md").write_text("")

@@ -99,7 +99,7 @@ def test_runs_of_another_version_end_in_the_ledger(folder: Path, monkeypatch: py
         service.post("digest", SLOT)
         assert wait_until(lambda: service.run(f"digest@{SLOT}")["state"] == "running", 20)
     with monkeypatch.context() as patch:
-        patch.setattr(launcher, "WORKFLOW_VERSION", "2")
+        patch.setattr(launcher, "WORKFLOW_VERSION", f"{launcher.WORKFLOW_VERSION}+")
         with started(folder) as service:
             found = service.run(f"digest@{SLOT}")
             assert found["state"] == "failed" and "another version of the program began it" in found["reason"]

@@ -48,5 +48,5 @@ def run(work: Work, settings: Settings, name: str) -> None:
     if not claims:
         work.draft.text = answer
         return
-    work.draft.sections.append(Section(title="Answer", claims=claims))
+    work.draft.add(Section(title="Answer", claims=claims))
     work.draft.text = "\n".join(f"- {sentence}" for sentence, claim in bound if claim is None)

@@ -42,8 +42,9 @@ def run(work: Work, settings: Settings, name: str) -> None:
         claims, dropped = bind_all(str(result.output), passages)
         note = ""
         if not claims:
-            claims, note = leading(passages), INSTEAD
-        work.draft.sections.append(Section(title=title, path=document.path, note=note, claims=claims, dropped=dropped))
+            claims = leading(passages)
+            note = INSTEAD if claims else ""
+        work.draft.add(Section(title=title, path=document.path, note=note, claims=claims, dropped=dropped))
 
 
 def _clip(passages: list[Passage]) -> list[str]:

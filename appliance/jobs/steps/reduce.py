@@ -49,4 +49,4 @@ def run(work: Work, settings: Settings, name: str) -> None:
     if not found:  # then the documents speak for themselves
         note = INSTEAD
         found = tuple(section.claims[0] for section in work.draft.sections if section.claims)[:MOST_INSTEAD]
-    work.draft.sections.insert(0, Section(title=settings.title, note=note, claims=found, dropped=dropped))
+    work.draft.add(Section(title=settings.title, note=note, claims=found, dropped=dropped), first=True)
