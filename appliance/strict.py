@@ -57,7 +57,8 @@ def _sentence(model: type[pydantic.BaseModel], error: Any) -> str:
         return f'unknown key "{path}"; {hint}'
     if error["type"] == "missing":
         return f'key "{path}" is missing'
-    message = error["msg"].replace("valid tuple", "list")  # Python's word; the files that are read here say list
+    message = error["msg"].removeprefix("Value error, ")  # pydantic's word for a check of ours, whose sentence follows
+    message = message.replace("valid tuple", "list")  # Python's word; the files that are read here say list
     return f'"{path}": {message[:1].lower()}{message[1:]}' if path else message
 
 

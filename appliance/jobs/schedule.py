@@ -16,23 +16,26 @@ from cronsim import CronSim, CronSimError
 from appliance.errors import ConfigError, RequestError
 
 FIELDS = ("minute", "hour", "day-of-month", "month", "day-of-week")
+HINT = "five fields, e.g. 30 2 * * 1-5"
 ANY_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def check_cron(cron: str) -> None:
     """`ConfigError` that names the field that is wrong."""
+    if len(cron.split()) != len(FIELDS):  # the library takes a sixth for seconds, and all others move by one
+        raise ConfigError(f'"{cron}" has {len(cron.split())} fields', HINT)
     try:
         CronSim(cron, ANY_TIME)
     except CronSimError as failure:
-        raise ConfigError(_explain(cron, str(failure)), "five fields, e.g. 30 2 * * 1-5") from None
+        raise ConfigError(_explain(cron, str(failure)), HINT) from None
 
 
 def _explain(cron: str, reason: str) -> str:
     parts = cron.split()
-    for at, field in enumerate(FIELDS):
-        if reason == f"Bad {field}" and at < len(parts):
-            return f'"{cron}": {parts[at]!r} is no {field}'
-    return f'"{cron}" has {len(parts)} fields'
+    for part, field in zip(parts, FIELDS, strict=True):
+        if reason == f"Bad {field}":
+            return f'"{cron}": {part!r} is no {field}'
+    return f'"{cron}": {reason}'
 
 
 def check_zone(zone: str) -> None:
