@@ -18,6 +18,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ["onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "torch", "transformers", "gguf", "accelerate", "sentencepiece"]
@@ -80,9 +81,9 @@ def peer_model(work: Path, python: Path, checkpoint: Path, threads: int) -> Path
     return folder
 
 
-def measure(runners: list[Runner], contexts: list[int], rounds: int, steps: int) -> list[dict[str, object]]:
+def measure(runners: list[Runner], contexts: list[int], rounds: int, steps: int) -> list[dict[str, Any]]:
     """Medians of each runner at each context; every runner has one unmeasured round first."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for context in contexts:
         found: dict[str, list[dict[str, float]]] = {runner.name: [] for runner in runners}
         for turn in range(rounds + 1):
@@ -92,11 +93,22 @@ def measure(runners: list[Runner], contexts: list[int], rounds: int, steps: int)
                 if turn:
                     found[runner.name].append(values)
         for name, values in found.items():
-            row: dict[str, object] = {"peer": name, "context": context}
+            row: dict[str, Any] = {"peer": name, "context": context}
             row |= {key: round(statistics.median(one[key] for one in values), 1) for key in ("prefill", "decode", "peak_rss_mib")}
             rows.append(row)
             print(f"{name:>10} {context:>8} {row['prefill']:>10} {row['decode']:>10} {row['peak_rss_mib']:>10}", flush=True)
     return rows
+
+
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Ours over the peer's, by context; above 1 is faster."""
+    found = []
+    for ours in (row for row in rows if row["peer"] == "appliance"):
+        (peer,) = (row for row in rows if row["context"] == ours["context"] and row is not ours)
+        ratio = {key: round(ours[key] / peer[key], 2) for key in ("prefill", "decode", "peak_rss_mib")}
+        print(f"{'ratio':>10} {ours['context']:>8} {ratio['prefill']:>10} {ratio['decode']:>10} {ratio['peak_rss_mib']:>10}")
+        found.append({"context": ours["context"], **ratio})
+    return found
 
 
 def main() -> int:
@@ -125,7 +137,8 @@ def main() -> int:
     finally:
         for runner in runners:
             runner.close()
-    print(json.dumps({"bench": "decode", "threads": asked.threads, "rounds": asked.rounds, "steps": asked.steps, "rows": rows}))
+    settings = {"threads": asked.threads, "rounds": asked.rounds, "steps": asked.steps}
+    print(json.dumps({"bench": "decode", **settings, "ratios": ratios(rows), "rows": rows}))
     return 0
 
 

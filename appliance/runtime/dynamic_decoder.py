@@ -22,12 +22,13 @@ from appliance.errors import BundleError, ContextLengthError, DeviceError
 from appliance.runtime import providers
 from appliance.runtime.decoder import Logits
 from appliance.runtime.session import OpenSession, Placement, give_back_memory
-from appliance.runtime.state import Buffer, grown, new_buffer, resolve
+from appliance.runtime.state import Buffer, arenas, empty_buffers, grown
 from appliance.targets.capabilities import Target
 
-FIRST_CAPACITY = 512
-"""Tokens of state a sequence starts with; doubled whenever it is full. Unused room costs no time (docs/LOG.md), but where
-the kernel gives out huge pages, touching one row of each head would make the whole context resident."""
+FIRST_CAPACITY = 640
+"""Tokens of state a sequence starts with; doubled whenever it is full. Unused room costs no time (docs/LOG.md), but in huge
+pages touching one row of each head makes the whole context resident. A quarter over a power of two: prompts that are cut to
+one, as many are, leave room for an answer, whose first token would else copy the whole state."""
 
 
 class DynamicState:
@@ -47,7 +48,7 @@ class DynamicState:
         self._outputs: list[str] = []  # names in the order of their first binding, as the binding lists their values
         self._inplace = [tensor for tensor in spec if tensor.update == "inplace"]
         self._replaced = [tensor for tensor in spec if tensor.update == "replace"]
-        self._buffers = {tensor.name: new_buffer(resolve(tensor, 1, 0).shape, tensor.dtype) for tensor in spec}
+        self._buffers = empty_buffers(spec, 0)
         for tensor in self._replaced:
             self.bind_input(tensor.input, self._buffers[tensor.name])
 
@@ -69,14 +70,16 @@ class DynamicState:
         wanted = self.length + tokens
         if wanted <= self._capacity or not self._inplace:
             return
-        capacity = max(self._capacity, min(FIRST_CAPACITY, self.limit))
+        capacity = max(2 * self._capacity, FIRST_CAPACITY)
         while capacity < wanted:
-            capacity = min(capacity * 2, self.limit)
-        for tensor in self._inplace:
-            larger = grown(tensor, self._buffers[tensor.name], self.length, capacity)
-            self._buffers[tensor.name] = larger
-            self.bind_input(tensor.input, larger)
-            self.bind_output(tensor.output, larger)
+            capacity *= 2
+        capacity = min(capacity, self.limit)
+        for group in arenas(self._inplace, capacity):
+            for name, larger in grown(group, self._buffers, self.length, capacity).items():
+                self._buffers[name] = larger
+            for tensor in group:
+                self.bind_input(tensor.input, self._buffers[tensor.name])
+                self.bind_output(tensor.output, self._buffers[tensor.name])
         self._capacity = capacity
 
     def step(self, opened: OpenSession, tokens: int) -> None:

@@ -5,7 +5,7 @@ Knows: shapes, growth and in-place buffers of carried tensors. Does not know: se
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,10 @@ from appliance.errors import BundleError
 from appliance.runtime import huge_pages
 
 Buffer = NDArray[Any]
+
+ARENA = 64 << 20
+"""Bytes of state that are allocated together: many huge pages, and little that stands twice while a state grows."""
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +56,52 @@ def resolve(tensor: StateTensor, batch: int, context: int) -> StateShape:
 
 def empty_buffers(spec: Sequence[StateTensor], context: int) -> dict[str, Buffer]:
     """Zeroed buffers for one sequence of up to `context` tokens, by name of the state tensor."""
-    return {tensor.name: new_buffer(resolve(tensor, 1, context).shape, tensor.dtype) for tensor in spec}
+    return {name: buffer for group in arenas(spec, context) for name, buffer in new_arena(group, context).items()}
 
 
-def new_buffer(shape: tuple[int, ...], dtype: str) -> Buffer:
-    """A zeroed array in pages of its own: they cost memory once written, and go back to the system with the array.
+def arenas(spec: Sequence[StateTensor], context: int) -> list[list[StateTensor]]:
+    """The tensors in order, in groups that are allocated together."""
+    groups: list[list[StateTensor]] = []
+    room = 0
+    for tensor in spec:
+        size = _bytes_of(tensor, context)
+        if size > room or not groups:
+            groups.append([])
+            room = ARENA
+        groups[-1].append(tensor)
+        room -= size
+    return groups
 
-    (The C library's allocator keeps freed buffers of this size, which a daemon would carry through its idle days.)
-    """
-    count = math.prod(shape)
-    if count == 0:
-        return np.zeros(shape, dtype)
-    # Private: shared memory, Python's default, gets no huge pages. Neighbours merge in the kernel, so small ones gain too.
-    memory = mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+def new_arena(group: Sequence[StateTensor], context: int) -> dict[str, Buffer]:
+    """Zeroed buffers side by side in pages of their own: they cost memory once written, and go back to the system when
+    the last of them goes. (The C library's allocator keeps freed buffers of this size, which a daemon would carry through
+    its idle days.)"""
+    shapes = [resolve(tensor, 1, context).shape for tensor in group]
+    sizes = [_bytes_of(tensor, context) for tensor in group]
+    if not sum(sizes):
+        return {tensor.name: np.zeros(shape, tensor.dtype) for tensor, shape in zip(group, shapes, strict=True)}
+    # Private: shared memory, Python's default, gets no huge pages.
+    memory = mmap.mmap(-1, sum(sizes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     huge_pages.advise(memory)
-    buffer: Buffer = np.frombuffer(memory, dtype).reshape(shape)
-    return buffer
+    offsets = [sum(sizes[:at]) for at in range(len(sizes))]
+    return {
+        tensor.name: np.frombuffer(memory, tensor.dtype, math.prod(shape), offset).reshape(shape)
+        for tensor, shape, offset in zip(group, shapes, offsets, strict=True)
+    }
 
 
-def grown(tensor: StateTensor, buffer: Buffer, length: int, context: int) -> Buffer:
-    """A larger buffer that holds the first `length` rows of `buffer`; one without a context axis is returned as it is."""
-    target = resolve(tensor, 1, context)
-    if target.context_axis is None:
-        return buffer
-    larger = new_buffer(target.shape, tensor.dtype)
-    rows = (slice(None),) * target.context_axis + (slice(0, length),)
-    larger[rows] = buffer[rows]
+def grown(group: Sequence[StateTensor], buffers: Mapping[str, Buffer], length: int, context: int) -> dict[str, Buffer]:
+    """Larger buffers that hold the first `length` rows of the group's; what has no context axis is copied whole."""
+    larger = new_arena(group, context)
+    for tensor in group:
+        axis = resolve(tensor, 1, context).context_axis
+        rows = () if axis is None else (slice(None),) * axis + (slice(0, length),)
+        larger[tensor.name][rows] = buffers[tensor.name][rows]
     return larger
+
+
+def _bytes_of(tensor: StateTensor, context: int) -> int:
+    """Bytes of a tensor, up to the next boundary that vector loads like."""
+    size = math.prod(resolve(tensor, 1, context).shape) * np.dtype(tensor.dtype).itemsize
+    return -(-size // ALIGNMENT) * ALIGNMENT
