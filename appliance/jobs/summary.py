@@ -18,7 +18,7 @@ def ask(work: Work, step: str, task: str, title: str, texts: Sequence[str], max_
     text = "\n\n".join(texts)
     messages = [
         {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": f"{title}:\n<<<\n{text}\n>>>\n\n{task}"},
+        {"role": "user", "content": f"{task}\n\n{title}:\n<<<\n{text}\n>>>"},
     ]
     inputs = {"model": work.job.model, "messages": messages, "max_tokens": max_tokens}
     seconds = work.record.left

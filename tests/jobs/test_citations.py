@@ -60,6 +60,13 @@ def test_what_nothing_supports_gets_none(sentence: str) -> None:
     assert bind(sentence, PASSAGES) is None
 
 
+def test_far_apart_sentences_do_not_support_one_together() -> None:
+    text = "The front tyres have 3.1 mm and the rear tyres 4.4 mm. Replace them before winter. The left low beam is set too high."
+    passages = [Passage(path="/a", anchor="page 1", text=text)]
+    assert bind("The left low beam is set to 3.1 mm and the rear tyres are 4.4 mm.", passages) is None
+    assert bind("The left low beam is set too high before winter.", passages) is not None
+
+
 def test_scripts_without_spaces_are_compared_by_pairs() -> None:
     passage = Passage(path="/a", anchor="p", text="夜班从零点三十分开始。烤箱每周清洁一次。")
     found = bind("烤箱每周清洁。", [passage])
@@ -106,6 +113,16 @@ def test_headings_are_neither_sentences_nor_quotes() -> None:
     )
     assert first.quote == first.sentence == "This manual covers the oven and its steam."
     assert leading([Passage(path="/a", anchor="x", text="Only a heading")]) == ()
+    several = [Passage(path="/a", anchor=f"page {at}", text=f"Page {at} covers the oven. It goes on.") for at in (1, 1, 2, 3, 4)]
+    assert [claim.sentence for claim in leading(several)] == [f"Page {at} covers the oven." for at in (1, 2, 3)]
+    two = [
+        Passage(path="/a", anchor=anchor, text=f"{anchor} heats the oven well. {anchor} heats the steam well.") for anchor in "AB"
+    ]
+    assert [claim.quote for claim in leading(two)] == [
+        "A heats the oven well.",
+        "A heats the steam well.",
+        "B heats the oven well.",
+    ]
 
 
 def test_line_ends_inside_a_sentence_do_not_end_it() -> None:

@@ -80,8 +80,8 @@ def test_claims_are_cited_and_what_nothing_supports_is_left_out(case: Case) -> N
 def test_where_nothing_is_supported_the_document_speaks_and_the_report_says_so(case: Case) -> None:
     case.document()
     found, text = case.run(case.grants + STEPS, [{"when": "", "say": "The moon is made of green cheese."}])
-    assert found["state"] == "done" and "2 of 2 verified" in text and "green cheese" not in text
-    assert "*Nothing the model said could be tied to the document; this is a sentence of its own.*" in text
+    assert found["state"] == "done" and "3 of 3 verified" in text and "green cheese" not in text
+    assert "*Nothing the model said could be tied to the document; these are sentences of its own.*" in text
     assert "*Nothing the model said over all documents could be tied to them" in text
     assert text.count("> “The capital of France is Paris.”") == 2
 

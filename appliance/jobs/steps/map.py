@@ -15,7 +15,7 @@ from appliance.jobs.work import Work
 from appliance.strict import StrictModel
 
 TOOLS: tuple[str, ...] = ()
-INSTEAD = "Nothing the model said could be tied to the document; this is a sentence of its own."
+INSTEAD = "Nothing the model said could be tied to the document; these are sentences of its own."
 
 
 class Settings(StrictModel):

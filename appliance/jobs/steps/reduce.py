@@ -15,7 +15,7 @@ from appliance.strict import StrictModel
 
 TOOLS: tuple[str, ...] = ()
 INSTEAD = "Nothing the model said over all documents could be tied to them; these are the first sentences on each."
-MOST_INSTEAD = 5  # claims that stand in for a summary which nothing supports
+MOST_INSTEAD = 10  # claims that stand in for a summary which nothing supports
 
 
 class Settings(StrictModel):
