@@ -17,7 +17,7 @@ import pytest
 
 from appliance.notify import Notifier, Watchdog, read_notifier
 from tests.api.fake_engine import install_bundle
-from tests.systemd.manager import Manager, manager
+from tests.systemd.notify_socket import Manager, manager
 from tests.test_daemon import ROOT, settings
 
 WATCHDOG_SECONDS = 4.0
