@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from appliance.errors import ConfigError
+from appliance.paths import home_filled
 from appliance.strict import StrictModel, read
 
 CONFIG_VARIABLE = "APPLIANCE_CONFIG"
@@ -25,7 +26,7 @@ SOCKET_NAME_LIMIT = 107  # bytes, sun_path of Linux without its final zero
 
 
 def _absolute(path: Path) -> Path:
-    path = path.expanduser()
+    path = home_filled(path)
     if not path.is_absolute():
         raise ValueError(f"{path} is a relative path; write it in full or from ~")
     return path

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from appliance.api.wire.knowledge import IndexAnswer, IndexRequest, KnowledgeAnswer, SearchAnswer, SearchRequest
 from appliance.errors import RequestError
 from appliance.knowledge.index import Knowledge
+from appliance.paths import home_filled
 
 ROUTE = "/appliance/v1/knowledge"
 
@@ -53,7 +54,7 @@ def _overview(knowledge: Knowledge) -> KnowledgeAnswer:
 
 
 def _absolute(text: str, param: str) -> Path:
-    path = Path(text).expanduser()
+    path = home_filled(text)
     if not path.is_absolute():
         raise RequestError(
             f"{text} is a relative path, and the daemon stands in a folder of its own", "write it in full", param=param

@@ -6,12 +6,12 @@ Knows: the questions and what is shown. Does not know: any source (`appliance.pu
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from appliance.errors import ApplianceError, BadInput
+from appliance.paths import home_filled
 
 EXAMPLE = "appliance pull smollm2-135m"
 
@@ -63,7 +63,7 @@ def pull(
 
     folder = load_config().paths.cache / "checkpoints"
     kind = find(source)
-    local = Path(source).expanduser()
+    local = home_filled(source)
     asked = str(local.resolve()) if local.exists() else source
     # Files on this machine are looked at again: they may have changed, and looking costs nothing.
     there = None if local.exists() else asked_before(folder, asked, name, sha256)

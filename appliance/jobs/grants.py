@@ -10,6 +10,7 @@ from pathlib import Path
 
 from appliance.errors import BadInput
 from appliance.jobs.jobfile import JobFile
+from appliance.paths import home_filled, real
 
 
 class Denied(BadInput):
@@ -44,12 +45,12 @@ class Grants:
 
 def confine(path: str, folders: Sequence[Path]) -> Path:
     """See `Grants.confine`. `Denied` when it leads outside every folder."""
-    wanted = Path(path).expanduser()
+    wanted = home_filled(path)
     candidates = [wanted] if wanted.is_absolute() else [folder / wanted for folder in folders]
-    inside = [real for real in (candidate.resolve() for candidate in candidates) if any(_below(real, one) for one in folders)]
+    inside = [one for one in map(real, candidates) if any(_below(one, folder) for folder in folders)]
     if not inside:
         raise Denied(f"{path} is in no granted folder", "add its folder to grants.folders")
-    return next((real for real in inside if real.exists()), inside[0])
+    return next((one for one in inside if one.exists()), inside[0])
 
 
 def _below(path: Path, folder: Path) -> bool:
@@ -64,5 +65,5 @@ def effective(job: JobFile, home: Path, reports: Path) -> Grants:
 
 
 def _resolve(folder: str, home: Path) -> Path:
-    path = Path(folder).expanduser()
-    return (path if path.is_absolute() else home / path).resolve()
+    path = home_filled(folder)
+    return real(path if path.is_absolute() else home / path)

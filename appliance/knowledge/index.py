@@ -23,6 +23,7 @@ from appliance.knowledge.search import search
 from appliance.knowledge.update import Update, only_one
 from appliance.knowledge.vectors import Embed, Embedder
 from appliance.knowledge.walk import storable
+from appliance.paths import real
 from appliance.store.database import storage_errors
 
 
@@ -67,7 +68,7 @@ class Knowledge:
         Raises:
             Unavailable: another run is under way.
         """
-        folder = folder.expanduser().resolve()
+        folder = real(folder)
         with self._open() as connection, only_one(self._path), open_reader(self._limits) as reader:
             update = Update(connection, reader, self._find_embedder())
             problem = update.run(folder, progress)
@@ -112,7 +113,7 @@ class Knowledge:
     def status(self, folder: Path | None = None) -> list[FileStatus]:
         """Every file of the index, or of those below `folder`, by path."""
         with self._open() as connection:
-            return _statuses(connection, folder.expanduser().resolve() if folder else Path("/"))
+            return _statuses(connection, real(folder) if folder else Path("/"))
 
     def folders(self) -> list[FolderStatus]:
         """Every folder that was ever indexed, by path."""

@@ -15,6 +15,7 @@ from appliance.knowledge import terms, vectors
 from appliance.knowledge.records import Hit, Mode, Ranker
 from appliance.knowledge.schema import below
 from appliance.knowledge.vectors import Embedder
+from appliance.paths import real
 
 CONSTANT = 60
 TITLE_WEIGHT = 0.5  # of a word in the file's name or the headings above, against 1 in the passage
@@ -61,7 +62,7 @@ def _filter(folders: Sequence[Path] | None) -> _Filter:
     if folders is not None:
         ranges = []
         for folder in folders:
-            path = folder.expanduser().resolve()
+            path = real(folder)
             ranges.append("files.path >= ? AND files.path < ? OR files.path = ?")
             values += [*below(path), str(path)]
         sql += f" AND ({' OR '.join(ranges)})"

@@ -8,6 +8,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.paths import real
+
 LINK_OUT = "it is a symbolic link out of the folder, which is not followed"
 LINK_IN = "it is a symbolic link to something that is indexed under its own name"
 
@@ -43,7 +45,7 @@ def files_below(folder: Path) -> list[Found]:
                 continue
             path = here / entry.name
             if entry.is_symlink():
-                inside = path.resolve().is_relative_to(folder)
+                inside = real(path).is_relative_to(folder)
                 found.append(Found(path, "", LINK_IN if inside else LINK_OUT))
             elif entry.is_dir():
                 waiting.append(path)

@@ -94,3 +94,14 @@ def test_refusals_name_the_field_and_a_missing_folder_is_in_the_report(start: St
     answer = http.post(f"{ROUTE}/index", json={"folder": str(tmp_path / "gone")})
     assert answer.status_code == 200 and "No such file" in answer.json()["problem"]
     assert "No such file" in http.get(ROUTE).json()["folders"][0]["problem"]
+
+
+def test_folders_that_no_path_leads_to(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    client = start()
+    for route, body in (("index", {"folder": "/a\0b"}), ("search", {"query": "x", "folders": ["/a\0b"]})):
+        refused = client.post(f"{ROUTE}/{route}", json=body)
+        assert refused.status_code == 400 and "is no path" in refused.json()["error"]["message"]
+    report = client.post(f"{ROUTE}/index", json={"folder": str(tmp_path / "loop")}).json()
+    assert report["problem"].endswith("Too many levels of symbolic links")
+    assert client.post(f"{ROUTE}/search", json={"query": "x", "folders": [str(tmp_path / "loop")]}).json() == {"data": []}

@@ -95,6 +95,16 @@ def test_one_wrong_file_does_not_hide_the_others(tmp_path: Path) -> None:
     assert JobFolder(tmp_path / "none", tmp_path).read_all().jobs == {}
 
 
+def test_folders_that_lead_nowhere_do_not_hide_the_other_jobs(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    read(tmp_path, WHOLE.replace('"docs"', '"loop", "~nobody-of-this-name/x"'))
+    (tmp_path / "nul.toml").write_text('name = "nul"\nprompt = "x"\n[grants]\nfolders = ["a\\u0000b"]')
+    found = JobFolder(tmp_path, tmp_path / "reports").read_all()
+    assert list(found.jobs) == ["digest"] and "is no path; leave out the NUL" in found.problems[0]
+    assert f"the folder {tmp_path}/loop is not there" in found.jobs["digest"].warnings
+    assert f"the folder {tmp_path}/~nobody-of-this-name/x is not there" in found.jobs["digest"].warnings
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [("digset", 'did you mean "digest"?'), ("../digest", "there is no job"), ("zzz", "put zzz.toml in")]
 )

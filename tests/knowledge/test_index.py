@@ -128,20 +128,21 @@ def test_bad_files_have_a_status_and_a_reason(index: Knowledge, folder: Path, tm
     (bad / "outfolder").symlink_to(tmp_path)
     (bad / "in.md").symlink_to(folder / "guide.md")
     (bad / ".hidden.md").write_text("never seen")
+    (bad / "loop.md").symlink_to("loop.md")
     os.mkfifo(bad / "pipe.txt")
     report = index.index(folder)
     conditions = {one.path.name: (one.condition, one.reason) for one in report.failed}
     assert {name: condition for name, (condition, _) in conditions.items()} == {
         "empty.md": "empty", "blank.pdf": "needs OCR", "broken.pdf": "unreadable", "broken.docx": "unreadable",
         "photo.jpg": "unsupported", "out.txt": "unsupported", "outfolder": "unsupported", "in.md": "unsupported",
-        "pipe.txt": "unsupported",
+        "pipe.txt": "unsupported", "loop.md": "unsupported",
     }  # fmt: skip
     assert all(reason for _, reason in conditions.values())
     assert conditions["out.txt"][1] == conditions["outfolder"][1] == LINK_OUT and conditions["in.md"][1] == LINK_IN
     assert found(index, "outside") == [] and found(index, "never") == []
     assert found(index, "warranty") == ["scan.pdf"]
     again = index.index(folder)
-    assert (again.read, again.changed) == (0, 0) and len(again.failed) == 9
+    assert (again.read, again.changed) == (0, 0) and len(again.failed) == 10
 
 
 def test_what_failed_for_now_is_tried_again(index: Knowledge, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

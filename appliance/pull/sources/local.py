@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from appliance.errors import CheckpointError, NotFound
+from appliance.paths import home_filled, real
 from appliance.progress import bar
 from appliance.pull import license
 from appliance.pull.files import choose, copy, safe_name
@@ -17,11 +18,11 @@ FORM = "PATH (a .gguf or .safetensors file, or a folder of a model)"
 
 
 def matches(text: str) -> bool:
-    return Path(text).expanduser().exists() or text.startswith(("/", "./", "../", "~"))
+    return home_filled(text).exists() or text.startswith(("/", "./", "../", "~"))
 
 
 def look(text: str, wishes: Wishes) -> Offer:
-    path = Path(text).expanduser().resolve()
+    path = real(text)
     if not path.exists():
         raise NotFound(f"{path} does not exist", "check the path")
     root = path if path.is_dir() else path.parent

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import BadInput, Unavailable
+from appliance.paths import real
 from appliance.pull.license import UNKNOWN
 from appliance.pull.offer import Offer, Wishes
 from appliance.pull.unpack import stated_license, unpack
@@ -32,7 +33,7 @@ def matches(text: str) -> bool:
 def look(text: str, wishes: Wishes) -> Offer:
     if text.startswith(PREFIX):
         return from_index(text.removeprefix(PREFIX).split(","), wishes)
-    path = Path(text).expanduser().resolve()
+    path = real(text)
     if not path.is_file():
         raise BadInput(f"{path} does not exist", "check the path")
     return Offer(
