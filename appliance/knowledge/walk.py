@@ -11,6 +11,7 @@ from pathlib import Path
 from appliance.paths import real
 
 LINK_OUT = "it is a symbolic link out of the folder, which is not followed"
+LINK_NOWHERE = "it is a symbolic link that leads nowhere"
 LINK_IN = "it is a symbolic link to something that is indexed under its own name"
 
 
@@ -45,13 +46,19 @@ def files_below(folder: Path) -> list[Found]:
                 continue
             path = here / entry.name
             if entry.is_symlink():
-                inside = real(path).is_relative_to(folder)
-                found.append(Found(path, "", LINK_IN if inside else LINK_OUT))
+                found.append(Found(path, "", _link(path, folder)))
             elif entry.is_dir():
                 waiting.append(path)
             else:
                 found.append(_file(path))
     return sorted(found, key=lambda one: os.fsencode(one.path))
+
+
+def _link(path: Path, folder: Path) -> str:
+    """Why a symbolic link is not read."""
+    if not real(path).is_relative_to(folder):
+        return LINK_OUT
+    return LINK_IN if os.path.exists(path) else LINK_NOWHERE
 
 
 def stamp_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from appliance.errors import NotFound, StorageError, Unavailable
 from appliance.knowledge import update, vectors
 from appliance.knowledge.index import Knowledge
 from appliance.knowledge.reading import Reader
-from appliance.knowledge.walk import LINK_IN, LINK_OUT
+from appliance.knowledge.walk import LINK_IN, LINK_NOWHERE, LINK_OUT
 from tests.knowledge import documents
 from tests.knowledge.fake_embedder import FakeEmbedder
 
@@ -129,20 +129,22 @@ def test_bad_files_have_a_status_and_a_reason(index: Knowledge, folder: Path, tm
     (bad / "in.md").symlink_to(folder / "guide.md")
     (bad / ".hidden.md").write_text("never seen")
     (bad / "loop.md").symlink_to("loop.md")
+    (bad / "gone.md").symlink_to("not-there.md")
     os.mkfifo(bad / "pipe.txt")
     report = index.index(folder)
     conditions = {one.path.name: (one.condition, one.reason) for one in report.failed}
     assert {name: condition for name, (condition, _) in conditions.items()} == {
         "empty.md": "empty", "blank.pdf": "needs OCR", "broken.pdf": "unreadable", "broken.docx": "unreadable",
         "photo.jpg": "unsupported", "out.txt": "unsupported", "outfolder": "unsupported", "in.md": "unsupported",
-        "pipe.txt": "unsupported", "loop.md": "unsupported",
+        "pipe.txt": "unsupported", "loop.md": "unsupported", "gone.md": "unsupported",
     }  # fmt: skip
     assert all(reason for _, reason in conditions.values())
     assert conditions["out.txt"][1] == conditions["outfolder"][1] == LINK_OUT and conditions["in.md"][1] == LINK_IN
+    assert conditions["loop.md"][1] == conditions["gone.md"][1] == LINK_NOWHERE
     assert found(index, "outside") == [] and found(index, "never") == []
     assert found(index, "warranty") == ["scan.pdf"]
     again = index.index(folder)
-    assert (again.read, again.changed) == (0, 0) and len(again.failed) == 10
+    assert (again.read, again.changed) == (0, 0) and len(again.failed) == 11
 
 
 def test_what_failed_for_now_is_tried_again(index: Knowledge, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,15 +72,26 @@ def test_make_demo_from_a_fresh_clone(clone: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize("delay", [0.3, 1.5, 3.0, 6.0, 15.0])
-def test_an_interrupted_demo_leaves_nothing_running_and_goes_on_later(clone: Path, delay: float) -> None:
-    shutil.rmtree(clone / ".appliance" / "models", ignore_errors=True)  # so that there is a build to interrupt
-    demo = subprocess.Popen(
-        ["make", "demo"], cwd=clone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+@pytest.mark.parametrize(
+    ("seen", "delay"),
+    [("", 0.3), ("", 1.5), ("$ appliance build", 2.0), ("$ appliance serve", 0.5), ("$ appliance job run", 2.0)],
+)
+def test_an_interrupted_demo_leaves_nothing_running_and_goes_on_later(
+    clone: Path, tmp_path: Path, seen: str, delay: float
+) -> None:
+    for name in ("models", "state"):  # so that there is a build and a run to interrupt
+        shutil.rmtree(clone / ".appliance" / name, ignore_errors=True)
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        demo = subprocess.Popen(["make", "demo"], cwd=clone, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while seen not in output.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
     time.sleep(delay)
     os.killpg(demo.pid, signal.SIGINT)  # as a terminal does on Ctrl-C: to every process of the group
-    text, _ = demo.communicate(timeout=30)
+    demo.wait(timeout=30)
+    text = output.read_text()
+    assert seen in text
     assert demo.returncode != 0
     assert "Traceback" not in text, text[-3000:]
     deadline = time.monotonic() + 10
