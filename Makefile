@@ -30,7 +30,7 @@ $(TEST_VENV)/.stamp: requirements-test.lock pyproject.toml
 $(FULL_VENV)/.stamp: requirements-full.lock pyproject.toml
 	$(call environment,$(FULL_VENV),requirements-full.lock)
 
-demo: $(VENV)/.stamp  ## Install, get the starter model, build it, serve it, ask it something, stop
+demo: $(VENV)/.stamp  ## Install, get two models, build them, ask one something, work a night job, stop
 	$(VENV)/bin/python -m demo.run
 
 deps: $(TEST_VENV)/.stamp  ## What the tests need: the environment, the starter model, the embedding model

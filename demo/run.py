@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from demo.place import DATA, ROOT, SAMPLES, STARTER, environment, write_config
+from demo.place import DATA, MINILM, ROOT, SAMPLES, STARTER, environment, write_config
 
 QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
@@ -101,16 +101,24 @@ def work(config: Path) -> dict[str, Any]:
     return next(entry for entry in entries if entry["run"] == slot)
 
 
-def build_once(config: Path) -> None:
-    """Build the starter model, unless a whole bundle of it is there."""
+def build_once(config: Path, model: str) -> None:
+    """Build a model of the catalogue, unless a whole bundle of it is there."""
     try:
-        bundle = json.loads(run(config, "show", STARTER, "--json", "--verify", quiet=True))
+        bundle = json.loads(run(config, "show", model, "--json", "--verify", quiet=True))
         print(f"\nkept the bundle that is there: {bundle['path']} (make clean removes it)")
         return
     except Failed:
         pass  # not there, or damaged: the build replaces it, and says so when it cannot
-    print(run(config, "pull", STARTER, "--yes"), end="")
-    print(run(config, "build", STARTER, "--target", TARGET), end="")
+    print(run(config, "pull", model, "--yes"), end="")
+    print(run(config, "build", model, "--target", TARGET), end="")
+
+
+def build_embedder(config: Path) -> None:
+    """Build the embedding model. Without it the demo goes on: papers are then found by their words alone."""
+    try:
+        build_once(config, MINILM)
+    except Failed:
+        print(f"\nno {MINILM}: the papers are found by their words alone, not by meaning")
 
 
 @contextmanager
@@ -241,7 +249,8 @@ def main() -> int:
     began = time.monotonic()
     try:
         config = write_config()
-        build_once(config)
+        build_once(config, STARTER)
+        build_embedder(config)
         with daemon(config) as base:
             answer = ask(base)
             if EXPECTED not in answer.text:

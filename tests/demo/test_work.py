@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from demo import run as demo
-from demo.run import Failed, work
+from demo.run import Failed, build_embedder, work
 
 DUE, NOW = "nightly-digest@2026-11-30T02:30Z", "nightly-digest@2026-11-30T13:07Z"
 
@@ -48,3 +48,14 @@ def test_a_job_that_fails_now_fails_the_demo(monkeypatch: pytest.MonkeyPatch) ->
     play(monkeypatch, (1, f"{DUE}\n{DUE}: failed\n"))
     with pytest.raises(Failed, match="did not get done"):
         work(Path("config"))
+
+
+def test_without_an_embedding_model_the_demo_goes_on_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: Path, *arguments: str, quiet: bool = False) -> str:
+        raise Failed
+
+    monkeypatch.setattr(demo, "run", run)
+    build_embedder(Path("config"))
+    assert "found by their words alone" in capsys.readouterr().out
