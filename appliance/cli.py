@@ -215,7 +215,3 @@ def _fail(line: str, code: int) -> int:
     sys.stdout.flush()
     print(f"appliance: {' '.join(line.split())}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -44,7 +44,7 @@ def daemon(bundle: Path, threads: int) -> Iterator[tuple[str, int]]:
         log_path = Path(folder) / "log"
         with open(log_path, "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "appliance.cli", "serve", "--port", "0"],
+                [sys.executable, "-m", "appliance", "serve", "--port", "0"],
                 env=os.environ | {"APPLIANCE_CONFIG": str(settings)},
                 stdout=log,
                 stderr=subprocess.STDOUT,

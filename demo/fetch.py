@@ -11,7 +11,7 @@ def main(models: list[str]) -> int:
     for model in models:
         if any(path.is_file() for path in candidates(model)):
             continue
-        call = [sys.executable, "-m", "appliance.cli", "pull", model, "--yes"]
+        call = [sys.executable, "-m", "appliance", "pull", model, "--yes"]
         code = subprocess.run(call, env=environment(write_config())).returncode
         if code:
             return code

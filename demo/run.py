@@ -51,7 +51,7 @@ def run(config: Path, *arguments: str, quiet: bool = False) -> str:
     """Run one `appliance` command; its progress goes to the terminal. Returns what it printed."""
     if not quiet:
         print(f"\n$ appliance {shlex.join(arguments)}", flush=True)
-    call = [sys.executable, "-m", "appliance.cli", *arguments]
+    call = [sys.executable, "-m", "appliance", *arguments]
     errors = subprocess.DEVNULL if quiet else None
     process = subprocess.Popen(call, env=environment(config), stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
@@ -70,7 +70,7 @@ def run(config: Path, *arguments: str, quiet: bool = False) -> str:
 def follow(config: Path, *arguments: str) -> tuple[int, str]:
     """Run one `appliance` command and show what it prints as it comes. Its exit code and what it printed."""
     print(f"\n$ appliance {shlex.join(arguments)}", flush=True)
-    call = [sys.executable, "-m", "appliance.cli", *arguments]
+    call = [sys.executable, "-m", "appliance", *arguments]
     process = subprocess.Popen(call, env=environment(config), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = []
@@ -127,7 +127,7 @@ def daemon(config: Path) -> Iterator[str]:
     log_path = DATA / "daemon.log"
     print(f"\n$ appliance serve --model {STARTER} --port 0", flush=True)
     with open(log_path, "wb") as log:
-        call = [sys.executable, "-m", "appliance.cli", "serve", "--model", STARTER, "--port", "0"]
+        call = [sys.executable, "-m", "appliance", "serve", "--model", STARTER, "--port", "0"]
         process = subprocess.Popen(call, env=environment(config), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
             yield wait_ready(process, log_path)

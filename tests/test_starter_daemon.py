@@ -34,7 +34,7 @@ class Box:
 def appliance(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """Run one command of the appliance to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "appliance.cli", *words], cwd=ROOT, env=environment, text=True, capture_output=True,
+        [sys.executable, "-m", "appliance", *words], cwd=ROOT, env=environment, text=True, capture_output=True,
         stdin=subprocess.DEVNULL, timeout=280,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def box(tmp_path_factory: pytest.TempPathFactory, starter_gguf: Path) -> Iterato
     built = appliance(environment, "build", str(starter_gguf), "--target", "cpu", "--name", MODEL)
     assert built.returncode == 0, built.stderr
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "appliance.cli", "serve"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "appliance", "serve"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -17,6 +17,6 @@ def test_onnxruntime_gathers_nothing(home: Path, tmp_path: Path) -> None:
         subprocess.run([sys.executable, *code], env=environment, stdout=subprocess.DEVNULL, check=True)
         return {path.name for path in person.rglob("*") if path.is_file()}
 
-    assert run("-m", "appliance.cli", "doctor") == set()
+    assert run("-m", "appliance", "doctor") == set()
     environment.pop("ORT_DISABLE_TELEMETRY", None)
     assert run("-c", "import onnxruntime") != set(), "onnxruntime no longer does: this test has nothing to look at"

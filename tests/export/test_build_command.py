@@ -180,7 +180,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(mib: int, good: Path, home: 
     models = home / "models"
     models.mkdir()
     script = f'mount -t tmpfs -o size={mib}m none "$0" && {{ "$@"; code=$?; ls -AR "$0"; exit $code; }}'
-    build = [sys.executable, "-m", "appliance.cli", "build", str(good / "folder"), "--name", "new"]
+    build = [sys.executable, "-m", "appliance", "build", str(good / "folder"), "--name", "new"]
     unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(models), *build]
     done = subprocess.run(unshare, capture_output=True, text=True)
     wanted = f"appliance: cannot write {models / 'new'}: No space left on device; free space or choose another --output"
@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(mib: int, good: Path, home: 
 
 
 def start(source: Path) -> subprocess.Popen[str]:
-    call = [sys.executable, "-m", "appliance.cli", "build", str(source), "--name", "new"]
+    call = [sys.executable, "-m", "appliance", "build", str(source), "--name", "new"]
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -192,7 +192,7 @@ def test_a_model_that_is_too_slow_ends_with_the_budget_of_seconds(case: Case) ->
 
 
 def appliance(machine: Box, *words: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "appliance.cli", "job", *words]
+    call = [sys.executable, "-m", "appliance", "job", *words]
     return subprocess.run(call, cwd=ROOT, env=machine.environment, text=True, capture_output=True, timeout=60)
 
 

@@ -88,7 +88,7 @@ def test_every_command_line_is_one_of_ours(unit: Path) -> None:
         assert program == PROGRAM
         command = [word for word in words if not word.startswith("-")]
         options = [word for word in words if word.startswith("-")]
-        call = [sys.executable, "-m", "appliance.cli", *command[: command.index("%i") if "%i" in command else None], "--help"]
+        call = [sys.executable, "-m", "appliance", *command[: command.index("%i") if "%i" in command else None], "--help"]
         done = subprocess.run(call, text=True, capture_output=True, env=os.environ | {"COLUMNS": "200"})
         assert done.returncode == 0, done.stderr
         missing = [one for one in options if one not in done.stdout]

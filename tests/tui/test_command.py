@@ -54,7 +54,7 @@ def test_it_looks_where_a_daemon_without_settings_listens(environment: dict[str,
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "appliance.cli", "tui", *words]
+    call = [sys.executable, "-m", "appliance", "tui", *words]
     return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
 
 

@@ -77,7 +77,7 @@ def url(tmp_path: Path, starter_gguf: Path) -> Iterator[str]:
     del environment["PYTHONWARNINGS"]  # the libraries' own warnings at import are not ours to mend
     built = appliance(environment, "build", str(checkpoint), "--target", "cpu", "--name", MODEL)
     assert built.returncode == 0, built.stderr
-    call = [sys.executable, "-m", "appliance.cli", "serve"]
+    call = [sys.executable, "-m", "appliance", "serve"]
     with subprocess.Popen(call, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as daemon:
         try:
             wait_ready(f"http://{listen}", daemon)
@@ -88,7 +88,7 @@ def url(tmp_path: Path, starter_gguf: Path) -> Iterator[str]:
 
 @pytest.fixture
 def terminal(url: str) -> Iterator[Tmux]:
-    command = shlex.join([sys.executable, "-m", "appliance.cli", "tui", "--host", url])
+    command = shlex.join([sys.executable, "-m", "appliance", "tui", "--host", url])
     with tempfile.TemporaryDirectory() as folder:  # a socket's path has little room
         made = Tmux(folder, command, dict(os.environ))
         try:
