@@ -193,11 +193,12 @@ def test_cancel_ends_an_answer_wherever_it_is(when: str) -> None:
         if when == "parked":
             other = engine.stream(request("person", max_tokens=60))
             time.sleep(0.02)
-        began = time.monotonic()
         stream.cancel()
+        begun = len(decoder.runs)
         end = finished(list(stream))
         assert end.reason == "cancelled"
-        assert time.monotonic() - began < 0.1
+        if other is None:
+            assert len(decoder.runs) - begun <= 1  # the step that was under way, and no other
         assert (end.completion_tokens > 0) == (when == "decode")
         if other is not None:
             assert finished(list(other)).reason == "length"
