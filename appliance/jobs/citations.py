@@ -101,11 +101,12 @@ def bind_all(text: str, passages: Sequence[Passage]) -> tuple[tuple[Claim, ...],
     claims: dict[str, Claim] = {}
     dropped = 0
     for sentence in split_sentences(text):
-        claim = bind(sentence, passages)
+        rest = sentence[:1].islower() and len(_content(sentence)) < LEAST_WORDS  # of a line that the model broke
+        claim = None if rest else bind(sentence, passages)
         if claim is None:
             dropped += 1
         else:
-            claims.setdefault(normalize(sentence).lower(), claim)
+            claims.setdefault(normalize(sentence).lower().rstrip(" .!?\"'"), claim)
     return tuple(claims.values()), dropped
 
 

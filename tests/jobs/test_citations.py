@@ -60,6 +60,14 @@ def test_what_nothing_supports_gets_none(sentence: str) -> None:
     assert bind(sentence, PASSAGES) is None
 
 
+def test_fragments_and_repetitions_are_no_claims() -> None:
+    passages = [Passage(path="/a", anchor="page 1", text="It is meant for trained bakery staff.")]
+    claims, dropped = bind_all("It is meant for trained\nbakery staff.", passages)
+    assert claims == () and dropped == 1
+    claims, dropped = bind_all(f"{SHIFT}\n- {SHIFT.removesuffix('.')}", PASSAGES)
+    assert [claim.sentence for claim in claims] == [SHIFT] and dropped == 0
+
+
 def test_far_apart_sentences_do_not_support_one_together() -> None:
     text = "The front tyres have 3.1 mm and the rear tyres 4.4 mm. Replace them before winter. The left low beam is set too high."
     passages = [Passage(path="/a", anchor="page 1", text=text)]
