@@ -132,6 +132,7 @@ def test_a_prompt_over_the_context_names_both_numbers(box: Box) -> None:
     with pytest.raises(openai.BadRequestError, match=str(context)) as caught:
         box.openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * (context + 5)}])
     assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -23,6 +23,7 @@ from appliance.api.settings import ApiSettings
 from appliance.api.wire.chat import ChatCompletion, ChatRequest
 from appliance.engine.pool import LoadedModel, ModelPool
 from appliance.engine.protocol import Delta, Event, Finished, GenerateRequest, Priority, Started, Stream
+from appliance.errors import ContextLengthError
 
 PRIORITY_HEADER = "x-appliance-priority"
 
@@ -40,7 +41,11 @@ class Asking:
     def open(self) -> Stream:
         """Find the model, load it if need be, queue the request; raises what either refuses."""
         self.model = self._pool.model(self._name)
-        return self.model.engine.stream(self._request)
+        try:
+            return self.model.engine.stream(self._request)
+        except ContextLengthError as failure:
+            failure.param = "messages"  # what the engine calls the prompt, as OpenAI names it on this route
+            raise
 
     def head(self) -> AnswerHead:
         """Only after the first event."""
