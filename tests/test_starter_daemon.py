@@ -49,9 +49,7 @@ def box(tmp_path_factory: pytest.TempPathFactory, starter_gguf: Path) -> Iterato
     del environment["PYTHONWARNINGS"]  # the libraries' own warnings at import are not ours to mend
     built = appliance(environment, "build", str(starter_gguf), "--target", "cpu", "--name", MODEL)
     assert built.returncode == 0, built.stderr
-    daemon = subprocess.Popen(
-        [sys.executable, "-m", "appliance", "serve"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
-    )
+    daemon = subprocess.Popen([sys.executable, "-m", "appliance", "serve"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_ready(url, daemon)
