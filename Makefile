@@ -44,9 +44,8 @@ lint: $(TEST_VENV)/.stamp  ## Style and types
 test: deps lint  ## Everything quick, in an environment of its own; lists what it left out
 	$(TEST_VENV)/bin/python -m pytest -n 2 --durations=10 -m 'not slow'
 
-# torch and transformers (extra "reference") stand in no lock file: which build of torch fits is the machine's affair.
+# Not torch and transformers: they only make the committed golden files anew (extra "reference", tests/golden).
 deps-full: system-packages $(FULL_VENV)/.stamp  ## What the slow proofs need, system packages too
-	$(FULL_VENV)/bin/python -m pip --disable-pip-version-check install --no-build-isolation --editable '.[reference]'
 	$(FULL_VENV)/bin/python -m demo.fetch smollm2-135m all-minilm-l6-v2 gemma3-270m
 
 system-packages:
