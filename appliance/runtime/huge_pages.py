@@ -1,7 +1,7 @@
 """Huge pages for what every decode step reads whole: weights and the KV cache.
 
 A step walks through all weights once, far more memory than the processor's address cache covers with 4 KiB pages. With
-2 MiB pages a step of SmolLM2 on a 2-core server took 4.4 instead of 5.6 ms (docs/LOG.md). Distributions leave huge pages
+2 MiB pages a step of SmolLM2 on a 2-core server took 4.5 instead of 6.0 ms (docs/LOG.md). Distributions leave huge pages
 to programs that ask (`madvise` in /sys/kernel/mm/transparent_hugepage/enabled); onnxruntime does not, so this asks for it.
 
 Knows: madvise(2) and /proc/self/maps. Does not know: what the memory holds. Where the kernel cannot, nothing happens.
