@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import httpx
@@ -32,7 +32,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an answer ended. Times are wall-clock seconds as the asker saw them."""
+    """How an answer ended. Times are wall-clock seconds as the asker saw them; the speed is the engine's own, because a
+    stream comes in batches, and an answer of a few tokens in one or two."""
 
     model: str
     provider: str
@@ -41,12 +42,7 @@ class Outcome:
     completion_tokens: int
     first_token: float
     total: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Decode speed: tokens after the first, over the time they took; 0 for a single token."""
-        seconds = self.total - self.first_token
-        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > 0 else 0.0
+    tokens_per_second: float  # decode, tokens after the first; 0 for a single token
 
 
 Answer = Generator[str | Outcome, None, None]
@@ -102,10 +98,19 @@ class DaemonAnswerer:
                 if response.status_code != 200:
                     response.read()
                     raise refusal(response)
-                yield from _read_events(response, clock)
+                for part in _read_events(response, clock):
+                    yield part if isinstance(part, str) else replace(part, tokens_per_second=self._speed(part))
         except httpx.TransportError as failure:
             reason = str(failure) or type(failure).__name__
             raise Unavailable(f"the daemon went away: {reason}", "look at its log and start it again: appliance serve") from None
+
+    def _speed(self, outcome: Outcome) -> float:
+        """What the engine measured of its newest answer; 0 for one that had nothing to measure."""
+        if outcome.completion_tokens < 2:
+            return 0.0
+        models = self._client.get("/appliance/v1/device").raise_for_status().json()["models"]
+        (work,) = (model["work"] for model in models if model["card"]["id"] == outcome.model)
+        return (work and work["tokens_per_second"]) or 0.0
 
     def close(self) -> None:
         self._client.close()
@@ -147,7 +152,10 @@ class LocalAnswerer:
                     clock.tick()
                     yield event.text
                 elif isinstance(event, Finished):
-                    yield clock.outcome(model.id, provider, event.reason, event.prompt_tokens, event.completion_tokens)
+                    outcome = clock.outcome(model.id, provider, event.reason, event.prompt_tokens, event.completion_tokens)
+                    measured = event.completion_tokens > 1 and event.timings.decode > 0
+                    speed = (event.completion_tokens - 1) / event.timings.decode if measured else 0.0
+                    yield replace(outcome, tokens_per_second=speed)
         finally:
             stream.cancel()
 
@@ -170,7 +178,7 @@ class _Clock:
     def outcome(self, model: str, provider: str, reason: str, prompt: int, completion: int) -> Outcome:
         """The outcome of an answer that is over now."""
         total = time.monotonic() - self._start
-        return Outcome(model, provider, reason, prompt, completion, total if self._first is None else self._first, total)
+        return Outcome(model, provider, reason, prompt, completion, total if self._first is None else self._first, total, 0.0)
 
 
 def find_answerer(config: Config, *, local: bool = False) -> Answerer:
