@@ -205,7 +205,9 @@ def test_an_interrupted_build_leaves_no_half_bundle_and_the_next_one_is_whole(go
     seed = random.SystemRandom().randrange(1 << 32)
     chance = random.Random(seed)
     interrupted = 0
+    partial = home / "models" / ".new.partial"
     for sign in (signal.SIGINT, signal.SIGKILL) * 3:
+        killed = partial.exists()  # what a killed build left is for the next one that gets as far as building
         process = start(good / "file.gguf")
         time.sleep(chance.uniform(0.2, 1) * took)
         process.send_signal(sign)
@@ -217,7 +219,7 @@ def test_an_interrupted_build_leaves_no_half_bundle_and_the_next_one_is_whole(go
         interrupted += 1
         assert process.returncode != 0, seed
         if sign == signal.SIGINT:
-            assert not (home / "models" / ".new.partial").exists(), seed
+            assert not partial.exists() or (killed and "quantize" not in err), f"seed {seed}: {err}"
             if "quantize" in err:  # earlier Python itself is still starting
                 assert process.returncode == 130 and err.endswith("appliance: interrupted\n"), f"seed {seed}: {err}"
     assert interrupted >= 2, f"seed {seed}: too few to show anything"
