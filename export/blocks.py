@@ -22,6 +22,9 @@ STATE, GROWTH, UPDATE, OUTPUT = "state", "growth", "update", "output"
 
 ROPE_COS, ROPE_SIN = "rope.cos", "rope.sin"
 
+Activation = Literal["silu", "gelu_tanh"]
+"""Of a gated block: SiLU, or the Gelu that is computed with tanh (Hendrycks and Gimpel 2016)."""
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -53,6 +56,8 @@ class AttentionShape:
     out_bias: bool = False
     window: int = 0
     softcap: float = 0.0
+    qk_epsilon: float = 0.0
+    """Epsilon of the norm that each head of q and k goes through before it is rotated; 0 = there is none."""
 
 
 class Builder:
@@ -71,13 +76,13 @@ class Builder:
         self.top = Nodes(self.graph, "/model")
         self._present: list[ir.Value] = []
 
-    def embedding(self, name: str, vocab: int, hidden: int) -> ir.Value:
-        """input_ids [B,S] -> [B,S,D]; the weight `name`.weight has V rows."""
+    def embedding(self, name: str, vocab: int, hidden: int, *, scale: float = 1.0) -> ir.Value:
+        """input_ids [B,S] -> [B,S,D], times `scale`; the weight `name`.weight has V rows."""
         weight = self.weights.take(self.graph, f"{name}.weight", (vocab, hidden), Tag("embed", "embed_in"))
         at = self.top.below("embed_tokens")
         node = at.node(vocabulary.EMBEDDING, [self.ids, weight], domain=vocabulary.DOMAIN)
         node.metadata_props.update(weight.metadata_props)
-        return node.outputs[0]
+        return node.outputs[0] if scale == 1.0 else at.value("Mul", [node.outputs[0], at.number(scale)])
 
     def norm(self, at: Nodes, x: ir.Value, name: str, size: int, epsilon: float, layer: int | None) -> ir.Value:
         """Root-mean-square norm over the last axis (Zhang and Sennrich 2019)."""
@@ -93,11 +98,14 @@ class Builder:
         node.metadata_props.update(tag.props())
         return node.outputs[0]
 
-    def rope(self, head_dim: int, theta: float, positions: int, scaling: RopeScaling) -> tuple[ir.Value, ir.Value]:
-        """Tables of cosines and sines [positions, head_dim/2], one pair for the whole model."""
+    def rope(
+        self, head_dim: int, theta: float, positions: int, scaling: RopeScaling, kind: str = ""
+    ) -> tuple[ir.Value, ir.Value]:
+        """Tables of cosines and sines [positions, head_dim/2]; `kind` tells a second pair's names from the first's."""
         shape = (positions, head_dim // 2)
         made = []
-        for name, wave in ((ROPE_COS, np.cos), (ROPE_SIN, np.sin)):
+        for plain, wave in ((ROPE_COS, np.cos), (ROPE_SIN, np.sin)):
+            name = f"{plain}.{kind}" if kind else plain
             tensor = lazy(name, shape, ir.DataType.FLOAT, _rope_table(wave, head_dim, theta, positions, scaling))
             made.append(add_initializer(self.graph, name, tensor, Tag("rope").props()))
         return made[0], made[1]
@@ -107,10 +115,10 @@ class Builder:
     ) -> ir.Value:
         """Self-attention with grouped key-value heads (Ainslie et al. 2023).
 
-        x -+- q_proj -+
-           +- k_proj -+- Attention(rope, causal, window) -- o_proj --> y
-           +- v_proj -+       |  ^
-                      present_i  past_i
+        x -+- q_proj [- norm] -+
+           +- k_proj [- norm] -+- Attention(rope, causal, window) -- o_proj --> y
+           +- v_proj ----------+       |  ^
+                               present_i  past_i
         """
         at = self.top.below(f"layers.{layer}/attn")
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -122,6 +130,9 @@ class Builder:
             )
             for part, rows in (("q", wide), ("k", narrow), ("v", narrow))
         ]  # fmt: skip
+        if shape.qk_epsilon:
+            for index, (part, heads) in enumerate((("q", shape.heads), ("k", shape.kv_heads))):
+                parts[index] = self._head_norm(at.below(f"{part}_norm"), parts[index], f"{name}.{part}_norm", layer, heads, shape)
         past = [self._state(layer, part, shape) for part in ("key", "value")]
         attributes: dict[str, int | float] = {
             "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "scale": shape.scale,
@@ -136,11 +147,19 @@ class Builder:
         tag = Tag("attn.o", f"layers.{layer}.attn_out", layer)
         return self.linear(at.below("o_proj"), node.outputs[0], f"{name}.o_proj", (shape.hidden, wide), tag, bias=shape.out_bias)
 
-    def gated_mlp(self, x: ir.Value, name: str, layer: int, hidden: int, inner: int, *, bias: bool = False) -> ir.Value:
-        """Gated feed-forward block with SiLU (Shazeer 2020).
+    def _head_norm(self, at: Nodes, x: ir.Value, name: str, layer: int, heads: int, shape: AttentionShape) -> ir.Value:
+        """x [B,S,H*d] -- Reshape [B,S,H,d] -- RMSNorm -- Reshape --> [B,S,H*d]; all heads share one weight [d]."""
+        split = at.value("Reshape", [x, at.ints(0, 0, heads, shape.head_dim)], name="Split")
+        normed = self.norm(at, split, name, shape.head_dim, shape.qk_epsilon, layer)
+        return at.value("Reshape", [normed, at.ints(0, 0, heads * shape.head_dim)], name="Join")
+
+    def gated_mlp(
+        self, x: ir.Value, name: str, layer: int, hidden: int, inner: int, *, bias: bool = False, activation: Activation = "silu"
+    ) -> ir.Value:
+        """Gated feed-forward block (Shazeer 2020).
 
         x -+- gate_proj -+- Sigmoid -+
-           |             +---------- Mul -+
+           |             +---------- Mul -+                   or Gelu in place of Sigmoid and Mul
            +- up_proj ------------------ Mul -- down_proj --> y
         """
         at = self.top.below(f"layers.{layer}/mlp")
@@ -149,7 +168,10 @@ class Builder:
             at.below("gate_proj"), x, f"{name}.gate_proj", (inner, hidden), Tag("mlp.gate", entering, layer), bias=bias
         )
         up = self.linear(at.below("up_proj"), x, f"{name}.up_proj", (inner, hidden), Tag("mlp.up", entering, layer), bias=bias)
-        active = at.value("Mul", [gate, at.value("Sigmoid", [gate], name="act/Sigmoid")], name="act/Mul")
+        if activation == "silu":
+            active = at.value("Mul", [gate, at.value("Sigmoid", [gate], name="act/Sigmoid")], name="act/Mul")
+        else:
+            active = at.value("Gelu", [gate], {"approximate": "tanh"}, name="act/Gelu")
         return self.linear(
             at.below("down_proj"), at.value("Mul", [active, up]), f"{name}.down_proj", (hidden, inner),
             Tag("mlp.down", inside, layer), bias=bias,

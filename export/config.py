@@ -63,6 +63,13 @@ class Keys:
             raise self.wrong(f'"{self._prefix}{key}" must be an object, it is {value!r}')
         return Keys(value, f"{self._where}: {self._prefix}{key}")
 
+    def items(self, key: str) -> tuple[Any, ...]:
+        """The items of the list under `key`; none when it is absent."""
+        value = self._get(key, ())
+        if not isinstance(value, list | tuple):
+            raise self.wrong(f'"{self._prefix}{key}" must be a list, it is {value!r}')
+        return tuple(value)
+
     def refuse_unless(self, harmless: Mapping[str, Sequence[Any]]) -> None:
         """Refuse any of these keys that has another value than the given ones."""
         for key, values in harmless.items():

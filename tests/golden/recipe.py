@@ -1,7 +1,7 @@
 """Checkpoints made of numbers that anyone can make again: the weights behind the golden logits.
 
 Knows: Hugging Face's names and shapes of a llama, worked out here apart from the exporter; llama.cpp's names and order
-of rows. Does not know: any code of ours.
+of rows; that Gemma has a recipe of its own. Does not know: any code of ours.
 Numbers come from numpy's `RandomState`, whose streams are frozen for good, each tensor from a seed of its own.
 """
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.golden import recipe_gemma3
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -48,12 +50,15 @@ def tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return (1 + 0.2 * noise).astype(np.float32)
     if name.endswith(".bias"):
         return (0.3 * noise).astype(np.float32)
-    scale = 0.3 if name == "model.embed_tokens.weight" else 1.5 / np.sqrt(shape[-1])
+    scale = 0.3 if name.endswith("embed_tokens.weight") else 1.5 / np.sqrt(shape[-1])
     return (scale * noise).astype(np.float32)
 
 
 def tensors(config: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
     """The whole checkpoint, by Hugging Face name."""
+    if config["model_type"].startswith("gemma3"):
+        made = {name: tensor(name, shape, seed) for name, shape in recipe_gemma3.shapes(config).items()}
+        return {name: array - np.float32(1) if "norm" in name else array for name, array in made.items()}
     return {name: tensor(name, shape, seed) for name, shape in shapes(config).items()}
 
 
@@ -88,6 +93,8 @@ class Memory:
 
 def as_gguf(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Memory:
     """The same model as llama.cpp's converter would write it: its keys, its names, its order of q's and k's rows."""
+    if config["model_type"] == "gemma3_text":
+        return Memory(*recipe_gemma3.as_gguf(config, weights), format="gguf")
     hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     size = config.get("head_dim") or hidden // heads
     said: dict[str, Any] = {
