@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from appliance.bundle import vocabulary
+from appliance.bundle.manifest import StateTensor
 from appliance.targets import load
 from appliance.targets.capabilities import Target
 from export.arch import Opened
@@ -87,7 +88,7 @@ class _Joined:
 
     def __init__(self, model: FloatModel):
         self._model = model
-        self._past = {one.input: _empty(one.shape, 0) for one in model.lowered.state}
+        self._past = {one.input: _empty(one, 0) for one in model.lowered.state}
 
     def step(self, ids: np.ndarray, total: int) -> np.ndarray:
         """Logits [S,V] of `ids` [1,S], the last of `total` tokens."""
@@ -105,9 +106,7 @@ class _InPlace:
         import onnxruntime
 
         self._model = model
-        self._buffers = {
-            one.input: onnxruntime.OrtValue.ortvalue_from_numpy(_empty(one.shape, length)) for one in model.lowered.state
-        }
+        self._buffers = {one.input: onnxruntime.OrtValue.ortvalue_from_numpy(_empty(one, length)) for one in model.lowered.state}
 
     def step(self, ids: np.ndarray, total: int) -> np.ndarray:
         """Logits [S,V] of `ids` [1,S], the last of `total` tokens."""
@@ -133,6 +132,6 @@ def _inputs(ids: np.ndarray, total: int) -> dict[str, np.ndarray]:
     }
 
 
-def _empty(shape: Sequence[int | str], length: int) -> np.ndarray:
+def _empty(tensor: StateTensor, length: int) -> np.ndarray:
     words = {"batch": 1, "context": length}
-    return np.zeros([words[size] if isinstance(size, str) else size for size in shape], np.float32)
+    return np.zeros([words[size] if isinstance(size, str) else size for size in tensor.shape], tensor.dtype)

@@ -25,6 +25,11 @@ class StateTensor(StrictModel):
     input: str = Field(description="Graph input that takes it.")
     output: str = Field(description="Graph output that gives it back.")
     dtype: Literal["float32", "float16", "int8", "uint8"] = "float32"
+    quantization: Literal["none", "channel"] = Field(
+        default="none",
+        description="channel: value = integer x scale of its head and channel, chosen when the bundle was built and kept in the "
+        "graph, so that the runtime carries integers and needs no scale.",
+    )
     shape: tuple[int | str, ...] = Field(
         description='Dimensions of the input; the words "batch" and "context" stand for what the runtime chooses.'
     )

@@ -17,18 +17,21 @@ RMS_NORM = "RMSNorm"
 LINEAR = "Linear"
 """(x [...,K], weight [N,K] as the checkpoint stores it, bias [N]?) -> [...,N]."""
 QUANT_LINEAR = "QuantLinear"
-"""A decided Linear: (x [...,K], q [N,K] int8, scales [N,ceil(K/group)], bias [N]?) -> [...,N].
+"""A decided Linear: (x [...,K], q [N,K] int8, scales [N,G], bias [N]?, zero_points [N,G] uint8?) -> [...,N]; G = ceil(K/group).
 
 Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row), activation (see `ACTIVATIONS`).
-q holds signed integers: -8..7 for 4 bits, -128..127 for 8. value = q * scale."""
+q holds signed integers: -8..7 for 4 bits, -128..127 for 8. value = q * scale; with zero points, which are unsigned as the
+operators store them, value = (q - (zero_point - 2^(bits-1))) * scale."""
 QUANT_EMBEDDING = "QuantEmbedding"
 """A decided Embedding: (ids [B,S], q [V,D] int8, scales [V,ceil(D/group)]) -> [B,S,D]; attributes bits, group.
 Tied to the head when both name the same q and scales."""
 ATTENTION = "Attention"
-"""(q [B,S,H*d], k [B,S,Hkv*d], v [B,S,Hkv*d], past_key, past_value [B,Hkv,past,d], cos, sin [positions, rotary/2])
--> (y [B,S,H*d], present_key, present_value [B,Hkv,T,d]).
+"""(q [B,S,H*d], k [B,S,Hkv*d], v [B,S,Hkv*d], past_key, past_value [B,Hkv,past,d], cos, sin [positions, rotary/2],
+key_scale, value_scale [Hkv,1,d]) -> (y [B,S,H*d], present_key, present_value [B,Hkv,T,d]).
 
 Causal, with rotary position embedding (rotate-half, not interleaved) of q and k; cos and sin may be left out (no rope).
+With scales, past and present are int8: a rotated key or a value is kept as round(x / scale), half to even, within -128..127,
+and attention sees integer * scale, that of the new tokens too (so chunks and single steps give the same). Without, float32.
 Attributes: heads, kv_heads, head_dim, scale, softcap (0 = none), window (0 = full; otherwise a token sees itself and
 the window-1 before it). State names the layer: `layer`."""
 SELF_ATTENTION = "SelfAttention"

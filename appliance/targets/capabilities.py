@@ -32,7 +32,10 @@ class Flags(StrictModel):
     attention: Literal["contrib", "standard", "decomposed"]
     quantized_embedding: bool = Field(default=False, description="Embedding rows are dequantized inside the graph.")
     activations: tuple[str, ...] = Field(description="Granularities its matrix operator computes in, best first.")
-    kv_dtypes: tuple[str, ...] = ("float32",)
+    kv_dtypes: tuple[str, ...] = Field(
+        default=("float32",),
+        description="How attention can keep keys and values; int8 = with one static scale for each head and channel.",
+    )
     state_update: Literal["inplace", "append"]
     max_context: int = Field(default=0, ge=0, description="0 = whatever the model allows.")
 

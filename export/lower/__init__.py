@@ -89,6 +89,8 @@ def state_of(model: ir.Model, flags: Flags) -> tuple[StateTensor, ...]:
         layer, kind = int(tags[vocabulary.LAYER]), tags[STATE]
         words = {"past": "context"}
         sizes = [size if isinstance(size, int) else str(size.value) for size in value.shape]
+        assert value.dtype is not None
+        dtype = value.dtype.numpy().name
         if kind in ("kv.key", "kv.value"):
             sizes[2] = "past"  # a static graph has a number there; which axis it is must not have to be guessed
         found.append(
@@ -99,7 +101,8 @@ def state_of(model: ir.Model, flags: Flags) -> tuple[StateTensor, ...]:
                     "layer": layer,
                     "input": value.name,
                     "output": tags[OUTPUT],
-                    "dtype": "float32",
+                    "dtype": dtype,
+                    "quantization": "channel" if dtype == "int8" else "none",
                     "shape": tuple(size if isinstance(size, int) else words.get(size, size) for size in sizes),
                     "growth": tags[GROWTH],
                     "update": tags.get(UPDATE, flags.state_update),

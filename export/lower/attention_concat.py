@@ -8,6 +8,8 @@ Every sequence of a batch has the same past here, so columns of the joined keys 
     v -- heads --------- Concat(past) = present -----------------------------------------------------+
 
 H queries share Hkv keys by shape: [B,Hkv,H/Hkv,S,d] x [B,Hkv,1,d,T].
+
+With scales, new keys and values are rounded to int8 before they are joined, and what is joined is read as integer x scale.
 """
 
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import onnx_ir as ir
 
 from appliance.bundle import vocabulary
 from appliance.targets.capabilities import Flags, Target
+from export.attention import integers, operands, quantized
 from export.blocks import UPDATE
 from export.graph import Nodes, attribute_float, attribute_int, nodes_of, replace
 from export.step import Step
@@ -106,27 +109,31 @@ def _heads(at: Nodes, x: ir.Value, heads: int, size: int) -> ir.Value:
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node, first: Nodes, shared: _Shared) -> None:
-    q, k, v, past_key, past_value, *tables = node.inputs
-    assert q is not None and k is not None and v is not None
+    has = operands(node)
     heads, kv_heads, size = (attribute_int(node, name) for name in ("heads", "kv_heads", "head_dim"))
     bias = _bias(first, graph, shared, attribute_int(node, "window"))
     at = Nodes(graph, (node.name or "").rpartition("/")[0], node)
-    q, k, v = _heads(at, q, heads, size), _heads(at, k, kv_heads, size), _heads(at, v, kv_heads, size)
-    if tables:
-        cos, sin = (_angles(first, shared, table) for table in tables if table is not None)
+    q, k, v = _heads(at, has.q, heads, size), _heads(at, has.k, kv_heads, size), _heads(at, has.v, kv_heads, size)
+    if has.tables:
+        cos, sin = (_angles(first, shared, table) for table in has.tables)
         q, k = _rotate(at, q, cos, sin), _rotate(at, k, cos, sin)
-    key = at.value("Concat", [past_key, k], {"axis": 2})
-    value = at.value("Concat", [past_value, v], {"axis": 2})
+    if has.scales:
+        k, v = (quantized(at, x, scale) for x, scale in zip((k, v), has.scales, strict=True))
+    key = at.value("Concat", [has.past_key, k], {"axis": 2})
+    value = at.value("Concat", [has.past_value, v], {"axis": 2})
+    keys, values = key, value
+    if has.scales:
+        keys, values = (at.value("Mul", [integers(at, x), scale]) for x, scale in zip((key, value), has.scales, strict=True))
 
     grouped = at.value("Reshape", [q, at.ints(0, kv_heads, heads // kv_heads, -1, size)])
-    across = at.value("Unsqueeze", [at.value("Transpose", [key], {"perm": [0, 1, 3, 2]}), at.ints(2)])
+    across = at.value("Unsqueeze", [at.value("Transpose", [keys], {"perm": [0, 1, 3, 2]}), at.ints(2)])
     scores = at.value("Mul", [at.value("MatMul", [grouped, across]), at.number(attribute_float(node, "scale"))])
     softcap = attribute_float(node, "softcap")
     if softcap:
         scores = at.value("Tanh", [at.value("Div", [scores, at.number(softcap)])])
         scores = at.value("Mul", [scores, at.number(softcap)])
     weights = at.value("Softmax", [at.value("Add", [scores, bias])], {"axis": -1})
-    mixed = at.value("MatMul", [weights, at.value("Unsqueeze", [value, at.ints(2)])])
+    mixed = at.value("MatMul", [weights, at.value("Unsqueeze", [values, at.ints(2)])])
     mixed = at.value("Reshape", [mixed, at.ints(0, heads, -1, size)])
     joined = at.value("Transpose", [mixed], {"perm": [0, 2, 1, 3]})
     replace(graph, node, [at.value("Reshape", [joined, at.ints(0, 0, heads * size)]), key, value])

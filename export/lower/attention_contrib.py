@@ -10,16 +10,19 @@ Source: onnxruntime, ContribOperators.md, GroupQueryAttention.
     past_key, past_value ----------------+-- GroupQueryAttention(do_rotary, causal) --> y, present_key, present_value
     seqlens_k, total_sequence_length ----+
     cos, sin ----------------------------+
+    key_scale, value_scale (int8 state) -+
 
 A past of the buffer's full length makes the present just as long, so that both may be one buffer: the kernel writes the
 new rows behind the valid ones and leaves the rest. Over a past it takes several new tokens for a batch of one, or one
-new token for a batch of any size (onnxruntime 1.32 refuses the rest).
+new token for a batch of any size (onnxruntime 1.32 refuses the rest). With int8 state it rounds new keys (after rope) and
+values itself, half to even within -128..127, and attends to integer x scale throughout, new tokens included.
 """
 
 import onnx_ir as ir
 
 from appliance.bundle import vocabulary
 from appliance.targets.capabilities import Flags, Target
+from export.attention import operands
 from export.blocks import STATE, UPDATE
 from export.graph import Nodes, attribute_float, attribute_int, nodes_of, replace
 from export.step import Step
@@ -53,23 +56,30 @@ def run(model: ir.Model, target: Target, step: Step) -> None:
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node, lengths: ir.Value, total: ir.Value) -> None:
-    q, k, v, past_key, past_value, *rope = node.inputs
+    has = operands(node)
+    new: list[ir.Value | None] = [has.q, has.k, has.v]
     split = _packed(node)
     if split is not None:
-        q, k, v = split.inputs[0], None, None
+        new = [split.inputs[0], None, None]
     at = Nodes(graph, (node.name or "").rpartition("/")[0], node)
-    attributes = {
+    attributes: dict[str, int | float | str] = {
         "num_heads": attribute_int(node, "heads"),
         "kv_num_heads": attribute_int(node, "kv_heads"),
         "scale": attribute_float(node, "scale"),
         "softcap": attribute_float(node, "softcap"),
         "local_window_size": attribute_int(node, "window") or -1,
-        "do_rotary": 1 if rope else 0,
+        "do_rotary": 1 if has.tables else 0,
         "rotary_interleaved": 0,
     }
+    optional: list[ir.Value | None] = [*(has.tables or (None, None))]
+    if has.scales:
+        attributes |= {"kv_cache_bit_width": 8, "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+        optional += [None, None, None, *has.scales]  # between them: position_ids, attention_bias, head_sink
+    while optional and optional[-1] is None:
+        optional.pop()
     fused = at.node(
         "GroupQueryAttention",
-        [q, k, v, past_key, past_value, lengths, total, *rope],
+        [*new, has.past_key, has.past_value, lengths, total, *optional],
         attributes,
         domain="com.microsoft",
         outputs=3,

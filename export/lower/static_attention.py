@@ -13,15 +13,18 @@ Sources: grouped heads, Ainslie et al. 2023 (arXiv 2305.13245); rotary positions
 
 The G query heads of one key head are rows of one product, so keys are never repeated. The two products, over the
 buffer and over the new rows, spare a copy of the whole buffer at each step: what is joined are the scores.
+
+With int8 state, keys and values are integers on all four lines, and their scales, one a head and channel, go to where that
+channel is alone: the keys' to the rows, the values' to y before its heads are merged.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from appliance.bundle.vocabulary import ATTENTION, POSITION_IDS, window_mask_name
 from appliance.targets.capabilities import Flags, Target
+from export.attention import Operands, integers, operands, quantized
 from export.graph import Nodes, attribute_float, attribute_int, nodes_of, replace
 from export.graph import sizes as sizes_of
 from export.step import Step
@@ -42,7 +45,7 @@ def run(model: ir.Model, target: Target, step: Step) -> None:
     for node in nodes_of(graph, ATTENTION):
         sizes = _Sizes.of(node, step)
         write = Nodes(graph, str(node.name), node)
-        replace(graph, node, _attention(write, node.inputs, sizes, angles, inputs[window_mask_name(sizes.window)]))
+        replace(graph, node, _attention(write, operands(node), sizes, angles, inputs[window_mask_name(sizes.window)]))
 
 
 @dataclass(frozen=True)
@@ -69,27 +72,33 @@ class _Sizes:
 
 
 def _attention(
-    write: Nodes, inputs: Sequence[ir.Value | None], sizes: _Sizes, angles: "_Angles", mask: ir.Value
+    write: Nodes, has: Operands, sizes: _Sizes, angles: "_Angles", mask: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """The picture above: (y [1,S,H*d], new keys, new values [1,Hkv,S,d])."""
-    query, key, value, past_key, past_value, *tables = inputs
-    heads = _split_heads(write, query, sizes.heads, sizes)
-    new_key = _split_heads(write, key, sizes.kv_heads, sizes)
-    new_value = _split_heads(write, value, sizes.kv_heads, sizes)
-    if tables and tables[0] is not None:
-        cosine, sine = (angles.rows(write, table) for table in tables)
+    heads = _split_heads(write, has.q, sizes.heads, sizes)
+    new_key = _split_heads(write, has.k, sizes.kv_heads, sizes)
+    new_value = _split_heads(write, has.v, sizes.kv_heads, sizes)
+    if has.tables:
+        cosine, sine = (angles.rows(write, table) for table in has.tables)
         heads = _rotate(write.below("q_rope"), heads, cosine, sine, sizes)
         new_key = _rotate(write.below("k_rope"), new_key, cosine, sine, sizes)
     scaled = write.value("Mul", [heads, write.number(sizes.scale)])
     rows = write.value("Reshape", [scaled, write.ints(1, sizes.kv_heads, sizes.group * sizes.tokens, sizes.head_dim)])
-    scores = [
-        write.value("MatMul", [rows, write.value("Transpose", [keys], {"perm": [0, 1, 3, 2]})]) for keys in (past_key, new_key)
-    ]
+    if has.scales:
+        rows = write.value("Mul", [rows, has.scales[0]])
+        new_key, new_value = (quantized(write, x, scale) for x, scale in zip((new_key, new_value), has.scales, strict=True))
+    keys = [write.value("Transpose", [x], {"perm": [0, 1, 3, 2]}) for x in (has.past_key, new_key)]
+    values = [has.past_value, new_value]
+    if has.scales:  # behind the Transpose: onnxruntime 1.32 writes a wrong graph when it moves one past a DequantizeLinear
+        keys, values = ([integers(write, x) for x in both] for both in (keys, values))
+    scores = [write.value("MatMul", [rows, one]) for one in keys]
     weights = _softmax(write, write.value("Concat", scores, {"axis": -1}), mask, sizes)
     lengths = write.ints(sizes.context, sizes.tokens)
     over_past, over_new = write.node("Split", [weights, lengths], {"axis": -1}, outputs=2).outputs
-    seen = [write.value("MatMul", [part, values]) for part, values in ((over_past, past_value), (over_new, new_value))]
-    by_head = write.value("Reshape", [write.value("Add", seen), write.ints(1, sizes.heads, sizes.tokens, sizes.head_dim)])
+    seen = write.value("Add", [write.value("MatMul", pair) for pair in zip((over_past, over_new), values, strict=True)])
+    if has.scales:
+        seen = write.value("Mul", [seen, has.scales[1]])
+    by_head = write.value("Reshape", [seen, write.ints(1, sizes.heads, sizes.tokens, sizes.head_dim)])
     merged = write.value("Transpose", [by_head], {"perm": [0, 2, 1, 3]})
     return write.value("Reshape", [merged, write.ints(1, sizes.tokens, sizes.heads * sizes.head_dim)]), new_key, new_value
 
