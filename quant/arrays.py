@@ -146,6 +146,18 @@ def unpack_rows(packed: Bytes, bits: int, columns: int) -> Int8s:
     return (flat[:, :columns].astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 
+def pack_zeros(zero_points: Bytes, bits: int) -> Bytes:
+    """The layout of MatMulNBits' zero_points: [N,G] -> [N, ceil(G*bits/8)] uint8; an odd last nibble is filled with the default.
+
+    Source: com.microsoft MatMulNBits, input zero_points.
+    """
+    if bits != 4:
+        return zero_points
+    even = np.full((len(zero_points), -(-zero_points.shape[1] // 2) * 2), 1 << (bits - 1), np.uint8)
+    even[:, : zero_points.shape[1]] = zero_points
+    return _nibbles(even)
+
+
 def pack_columns(q: Int8s, bits: int, group: int) -> np.ndarray:
     """The layout of a MatMul's second input, rows padded to whole groups: values of [Kp,N], Kp = groups * group.
 

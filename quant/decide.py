@@ -1,10 +1,10 @@
 """Decide every matrix of a canonical model: one weight at a time, its integers spilled to disk.
 
-Knows: roles, which node takes which form, ties. Does not know: how integers are found (`quant.arrays`), any one scheme,
-what a target's graph looks like (`quant.emit`).
+Knows: how a planned node is rewritten. Does not know: which form it gets (`quant.plan`), how integers are found
+(`quant.solvers`), what a target's graph looks like (`quant.emit`).
 
-    Linear(x, weight, bias?)   ->  QuantLinear(x, q, scales, bias?)      bits, group, activation
-    Embedding(ids, weight)     ->  QuantEmbedding(ids, q, scales)        bits, group
+    Linear(x, weight, bias?)   ->  QuantLinear(x, q, scales, bias?, zero_points?)    bits, group, activation
+    Embedding(ids, weight)     ->  QuantEmbedding(ids, q, scales)                    bits, group
 """
 
 import math
@@ -12,25 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
-from appliance.bundle.vocabulary import (
-    DOMAIN,
-    EMBEDDING,
-    FLOAT_ROLES,
-    LINEAR,
-    QUANT_EMBEDDING,
-    QUANT_LINEAR,
-    ROLE,
-    ROLES,
-)
-from appliance.errors import BadInput, CheckpointError, TargetError
+from appliance.bundle.vocabulary import DOMAIN, EMBEDDING, FLOAT_ROLES, LINEAR, QUANT_EMBEDDING, QUANT_LINEAR, ROLE
+from appliance.errors import CheckpointError
 from appliance.targets.capabilities import Target
-from quant import spill
+from quant import solvers, spill
 from quant.arrays import FitError, groups_of
-from quant.emit import refusal
-from quant.graph import add_initializer, canonical, drop_unused, lazy, replace, sizes, tensor_of
-from quant.scheme import Form, Scheme, nearest
+from quant.graph import add_initializer, drop_unused, lazy, replace, sizes
+from quant.moments import Moments
+from quant.plan import Plan, plans
+from quant.scheme import Form, Scheme
 from quant.spill import Spilled
 
 Progress = Callable[[int, int, str], None]
@@ -39,7 +32,15 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Matrix:
-    """One quantized matrix. `roles` are all uses of it: a tied one serves embed and head."""
+    """One quantized matrix.
+
+    Attributes:
+        roles: all uses of it: a tied one serves embed and head.
+        solver: who found the integers.
+        proxy: loss of its outputs on the calibration text, see `quant.solvers.Solved`.
+        fell_back: why the solver took the plainer way, "" when it did not.
+        reason: why its form is an exception to the scheme, "" when it is none.
+    """
 
     name: str
     roles: tuple[str, ...]
@@ -47,6 +48,10 @@ class Matrix:
     columns: int
     form: Form
     error: FitError
+    solver: str = "fit"
+    proxy: float | None = None
+    fell_back: str = ""
+    reason: str = ""
 
     @property
     def parameters(self) -> int:
@@ -89,16 +94,6 @@ class Decision:
         return sum(matrix.parameters for matrix in self.matrices) + sum(one.parameters for one in self.kept)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A weight to be quantized, and the nodes that read it."""
-
-    weight: ir.Value
-    nodes: tuple[ir.Node, ...]
-    roles: tuple[str, ...]
-    form: Form
-
-
 def decide(
     model: ir.Model,
     scheme: Scheme,
@@ -107,6 +102,7 @@ def decide(
     progress: Progress | None = None,
     *,
     source: str = "",
+    calibration: str = "",
     threads: int = 2,
 ) -> Decision:
     """Rewrite the Linears and Embeddings of `model`, in place, to what `scheme` makes of them for `target`.
@@ -118,6 +114,8 @@ def decide(
         work: folder for the integers; the new initializers read from it until the model is saved.
         source: fingerprint of the checkpoint. With it, results are found without reading the weights again; without
             it the key is the hash of each weight's values.
+        calibration: fingerprint of the calibration text; weights whose solver needs moments are in `work` already
+            (`quant.calibrate` put them there).
         threads: rows of one weight are worked on by this many threads.
 
     Raises:
@@ -125,115 +123,94 @@ def decide(
         TargetError: the target cannot hold what the scheme asks for; nothing has been changed yet.
         CheckpointError: a weight holds NaN or infinity, or does not fit float16 scales; it is named.
     """
-    plans = [_plan(value, scheme, target) for value in _weights(model.graph)]
-    chosen = [plan for plan in plans if plan.form.bits]
-    total = sum(_size(plan.weight) for plan in chosen)
+    chosen = [plan for plan in plans(model, scheme, target) if plan.form.bits]
+    total = sum(plan.parameters for plan in chosen)
     matrices, done = [], 0
     for plan in chosen:
-        name = str(plan.weight.name)
         if progress:
-            progress(done, total, name)
-        spilled = _quantized(plan, work, source, threads)
+            progress(done, total, plan.name)
+        spilled = _quantized(plan, work, source, calibration, threads)
         _rewrite(model.graph, plan, spilled)
-        rows, columns = spilled.q().shape
-        matrices.append(Matrix(name, plan.roles, rows, columns, plan.form, spilled.error))
+        rows, columns = plan.shape
+        matrices.append(_matrix(plan, spilled))
         done += rows * columns
     if progress:
         progress(done, total, "")
-    taken = {f"{matrix.name}{suffix}" for matrix in matrices for suffix in (".q", ".scales")}
+    taken = {f"{matrix.name}{suffix}" for matrix in matrices for suffix in (".q", ".scales", ".zero_points")}
     kept = tuple(_kept(value) for name, value in model.graph.initializers.items() if name not in taken)
     return Decision(scheme, target.name, tuple(matrices), kept)
 
 
-def _weights(graph: ir.Graph) -> list[ir.Value]:
-    """Each matrix once, in the order of its first use."""
-    found: dict[int, ir.Value] = {}
-    for node in canonical(graph, LINEAR, EMBEDDING):
-        tensor_of(node.inputs[1], node)
-        weight = node.inputs[1]
-        assert weight is not None
-        found.setdefault(id(weight), weight)
-    return list(found.values())
+def key_of(plan: Plan, source: str, calibration: str, weight: np.ndarray | None = None) -> str:
+    """Where the spill keeps the plan's result.
+
+    Args:
+        source: fingerprint of the checkpoint; without it `weight`, whose values are then the key.
+        calibration: fingerprint of the calibration text; it counts only for solvers that need moments.
+    """
+    solver = solvers.find(plan.solver)
+    identity = f"{source}/{plan.name}" if source or weight is None else spill.content_of(weight)
+    version = f"{plan.solver} {solver.VERSION}"
+    return spill.key_of(identity, plan.shape, plan.form, version, calibration if solver.NEEDS_MOMENTS else "")
 
 
-def _size(value: ir.Value) -> int:
-    assert value.const_value is not None
-    return int(value.const_value.size)
-
-
-def _plan(weight: ir.Value, scheme: Scheme, target: Target) -> _Plan:
-    nodes = tuple(usage.node for usage in weight.uses() if usage.node.op_type in (LINEAR, EMBEDDING))
-    role = weight.metadata_props.get(ROLE, "")
-    if role not in ROLES:
-        what = f'has the unknown role "{role}"' if role else "has no role"
-        raise BadInput(f"weight {weight.name} of {nodes[0].op_type} {nodes[0].name} {what}", nearest(role, sorted(ROLES)))
-    linear = any(node.op_type == LINEAR for node in nodes)
-    looked_up = any(node.op_type == EMBEDDING for node in nodes)
-    roles = ("embed", "head") if linear and looked_up else (role,)
-    forms = [scheme.form(each, target.role_overrides) for each in roles]
-    if len(set(forms)) > 1:
-        raise TargetError(
-            f"{weight.name} is both embedding and head, and scheme {scheme.name} gives them different forms",
-            "give embed and head the same bits and group",
-        )
-    form = forms[0] if linear or not forms[0].bits else Form(forms[0].bits, forms[0].group, "float")
-    if form.bits:
-        _check_held(form, roles, scheme, target)
-    return _Plan(weight, nodes, roles, form)
-
-
-def _check_held(form: Form, roles: tuple[str, ...], scheme: Scheme, target: Target) -> None:
-    what = f"scheme {scheme.name} keeps {' and '.join(roles)} in {form.bits} bits, group {form.group}"
-    takes = target.weights
-    if form.bits not in takes.bits:
-        raise TargetError(f"{what}; target {target.name} takes {_list(takes.bits)} bits", "choose another scheme")
-    if form.group not in takes.groups:
-        raise TargetError(f"{what}; target {target.name} takes groups of {_list(takes.groups)}", "choose one of them")
-    if form.activation not in ("float", *target.flags.activations):
-        raise TargetError(
-            f"scheme {scheme.name} wants {form.activation} activations for {' and '.join(roles)}; "
-            f"target {target.name} computes in {_list(target.flags.activations)}",
-            "choose another scheme",
-        )
-    reason = refusal(takes.operator, form, roles)
-    if reason:
-        raise TargetError(f"{what}; {reason}", "change the scheme's options")
-
-
-def _list(values: tuple[object, ...]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _quantized(plan: _Plan, work: Path, source: str, threads: int) -> Spilled:
+def _quantized(plan: Plan, work: Path, source: str, calibration: str, threads: int) -> Spilled:
     tensor = plan.weight.const_value
     assert tensor is not None
-    shape = sizes(tensor)
-    if len(shape) != 2:
-        raise BadInput(f"weight {plan.weight.name} has shape {list(shape)}", "a Linear or Embedding takes a matrix")
-    form = plan.form
     weight = None if source else tensor.numpy()
-    identity = f"{source}/{plan.weight.name}" if weight is None else spill.content_of(weight)
-    key = spill.key_of(identity, shape, form.bits, form.group)
-    found = spill.find(work, key, shape, form.group)
+    key = key_of(plan, source, calibration, weight)
+    found = spill.find(work, key, plan.shape, plan.form)
     if found is not None:
         return found
+    return solve(plan, tensor.numpy() if weight is None else weight, None, work, key, threads)
+
+
+def solve(plan: Plan, weight: np.ndarray, moments: Moments | None, work: Path, key: str, threads: int) -> Spilled:
+    """Have the plan's solver find the integers of `weight` and keep them in `work` under `key`.
+
+    Raises:
+        CheckpointError: the weight holds NaN or infinity, or does not fit float16 scales; it is named.
+    """
+    solver = solvers.find(plan.solver)
+    assert moments is not None or not solver.NEEDS_MOMENTS, f"{plan.name}: {plan.solver} needs calibration first"
     try:
-        return spill.write(work, key, tensor.numpy() if weight is None else weight, form.bits, form.group, threads)
+        return spill.write(work, key, solver.solve(weight, plan.form, moments, threads))
     except ValueError as failure:
-        raise CheckpointError(f"weight {plan.weight.name}: {failure}", "the checkpoint is damaged; fetch it again") from None
+        raise CheckpointError(f"weight {plan.name}: {failure}", "the checkpoint is damaged; fetch it again") from None
 
 
-def _rewrite(graph: ir.Graph, plan: _Plan, spilled: Spilled) -> None:
-    name, tags = str(plan.weight.name), dict(plan.weight.metadata_props)
+def _matrix(plan: Plan, spilled: Spilled) -> Matrix:
+    rows, columns = plan.shape
+    return Matrix(
+        name=plan.name,
+        roles=plan.roles,
+        rows=rows,
+        columns=columns,
+        form=plan.form,
+        error=spilled.error,
+        solver=plan.solver,
+        proxy=spilled.proxy,
+        fell_back=spilled.fell_back,
+        reason=plan.reason,
+    )
+
+
+def _rewrite(graph: ir.Graph, plan: Plan, spilled: Spilled) -> None:
+    name, tags = plan.name, dict(plan.weight.metadata_props)
     q = add_initializer(graph, lazy(f"{name}.q", ir.DataType.INT8, spilled.q().shape, spilled.q), tags)
     scales = add_initializer(graph, lazy(f"{name}.scales", ir.DataType.FLOAT16, spilled.scales().shape, spilled.scales), tags)
+    zeros: list[ir.Value | None] = []
+    if not plan.form.symmetric:
+        shape = spilled.scales().shape
+        zeros = [add_initializer(graph, lazy(f"{name}.zero_points", ir.DataType.UINT8, shape, spilled.zero_points), tags)]
     for node in plan.nodes:
+        bias = list(node.inputs[2:]) or [None] * len(zeros)
         attributes: dict[str, int | str] = {"bits": plan.form.bits, "group": plan.form.group}
         if node.op_type == LINEAR:
             attributes["activation"] = plan.form.activation
         decided = ir.node(
             QUANT_LINEAR if node.op_type == LINEAR else QUANT_EMBEDDING,
-            [node.inputs[0], q, scales, *node.inputs[2:]],
+            [node.inputs[0], q, scales, *bias, *zeros],
             attributes,
             domain=DOMAIN,
             name=node.name,

@@ -5,21 +5,23 @@ Knows: a `Decision`. Does not know: graphs, or quality on text (`quant.evaluate`
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from appliance.bundle.manifest import SchemeSummary, WeightForm
 from quant.decide import Decision, Kept, Matrix
-from quant.scheme import Options
+from quant.scheme import Form, Options
 
 _SCALE_BYTES = {"float16": 2, "float32": 4}
 
 
 def matrix_bytes(matrix: Matrix, scale_dtype: str = "float16") -> int:
-    """Bytes in the file: packed integers, the padding of partial groups included, and scales."""
-    width = matrix.form.group or matrix.columns
-    return matrix.scales * width * matrix.form.bits // 8 + matrix.scales * _SCALE_BYTES[scale_dtype]
+    """Bytes in the file: packed integers, the padding of partial groups included, scales and zero points."""
+    width, bits = matrix.form.group or matrix.columns, matrix.form.bits
+    zeros = 0 if matrix.form.symmetric else matrix.rows * -(-(matrix.scales // matrix.rows) * bits // 8)
+    return matrix.scales * width * bits // 8 + matrix.scales * _SCALE_BYTES[scale_dtype] + zeros
 
 
 def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
@@ -35,6 +37,7 @@ def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
     return {
         "scheme": decision.scheme.name,
         "options": _options(decision.scheme.options),
+        "solver": decision.scheme.solver,
         "target": decision.target,
         "parameters": decision.parameters,
         "bits_per_weight": _bits(matrices, kept, scale_dtype),
@@ -53,17 +56,19 @@ def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
 def summary(decision: Decision, scale_dtype: str = "float16") -> SchemeSummary:
     """The manifest's view: one form a role. A tied matrix counts under its first role; its others show 0 bytes.
 
-    A role whose matrices have several forms cannot come out of `decide`, which chooses by role.
+    Where exceptions give a role several forms, the one that most of its weights have; `record` has them all.
     """
     roles: dict[str, WeightForm] = {}
+    common = _common_forms(decision.matrices)
     for matrix in decision.matrices:
         for index, role in enumerate(matrix.roles):
             old = roles.get(role)
             mine = index == 0
             roles[role] = WeightForm(
-                bits=matrix.form.bits,
-                group=matrix.form.group,
-                activation=matrix.form.activation,
+                bits=common[role].bits,
+                group=common[role].group,
+                symmetric=common[role].symmetric,
+                activation=common[role].activation,
                 bytes=(old.bytes if old else 0) + (matrix_bytes(matrix, scale_dtype) if mine else 0),
                 parameters=(old.parameters if old else 0) + (matrix.parameters if mine else 0),
             )
@@ -81,8 +86,21 @@ def summary(decision: Decision, scale_dtype: str = "float16") -> SchemeSummary:
     return SchemeSummary(name=decision.scheme.name, roles=dict(sorted(roles.items())))
 
 
+def _common_forms(matrices: Iterable[Matrix]) -> dict[str, Form]:
+    counts: dict[str, dict[Form, int]] = defaultdict(lambda: defaultdict(int))
+    for matrix in matrices:
+        for role in matrix.roles:
+            counts[role][matrix.form] += matrix.parameters
+    return {role: max(forms, key=lambda form: forms[form]) for role, forms in counts.items()}
+
+
 def _options(options: Options) -> dict[str, Any]:
-    return {"group": options.group, "roles": {role: dict(changes) for role, changes in options.roles.items()}}
+    return {
+        "group": options.group,
+        "symmetric": options.symmetric,
+        "roles": {role: dict(changes) for role, changes in options.roles.items()},
+        "weights": {name: asdict(rule) for name, rule in sorted(options.weights.items())},
+    }
 
 
 def _bits(matrices: Iterable[Matrix], kept: Iterable[Kept], scale_dtype: str) -> float | None:
@@ -120,6 +138,11 @@ def _matrix(matrix: Matrix, scale_dtype: str) -> dict[str, Any]:
         "shape": [matrix.rows, matrix.columns],
         "bits": matrix.form.bits,
         "group": matrix.form.group,
+        "symmetric": matrix.form.symmetric,
+        "solver": matrix.solver,
+        "fell_back": matrix.fell_back,
+        "reason": matrix.reason,
+        "proxy": None if matrix.proxy is None else float(f"{matrix.proxy:.6g}"),
         "activation": matrix.form.activation,
         "bytes": matrix_bytes(matrix, scale_dtype),
         "snr_db": None if snr is None else round(snr, 3),

@@ -1,4 +1,4 @@
-"""What a scheme is: by role, how a matrix's weights are kept and in what its activations are computed.
+"""What a scheme is: by role, how a matrix's weights are kept and in what its activations are computed, and who solves them.
 
 Knows: forms, options and which of two rules wins. Does not know: any one scheme (`quant/schemes`), graphs or arrays.
 """
@@ -13,6 +13,9 @@ from appliance.errors import TargetError
 RoleRules = Mapping[str, Mapping[str, int]]
 """Exceptions by role, as target files and options write them: {"mlp.down": {"bits": 8}}; keys bits and group."""
 
+TABLES = ("embed", "head")
+"""Roles of the matrices with one row a word: they are no part of the body, whose size a budget is about."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -22,36 +25,67 @@ class Form:
         bits: 4 or 8; 0 = float, as the checkpoint has it.
         group: neighbours along a row that share a scale; 0 = the whole row.
         activation: one of `vocabulary.ACTIVATIONS`.
+        symmetric: value = q * scale; otherwise every group has a zero point too.
     """
 
     bits: int
     group: int
     activation: str
+    symmetric: bool = True
 
 
 FLOAT = Form(bits=0, group=0, activation="float")
 
 
 @dataclass(frozen=True)
+class WeightRule:
+    """An exception for one weight, with the reason that the record will give. None leaves what the scheme says."""
+
+    reason: str
+    bits: int | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True)
 class Options:
-    """What a person may change of a scheme: the group of every matrix, and exceptions by role."""
+    """What a person or a chooser may change of a scheme.
+
+    Attributes:
+        group: of every matrix.
+        roles: exceptions by role.
+        symmetric: False = zero points for the 4-bit matrices of the body (embedding and head have 8 bits and gain nothing).
+        weights: exceptions by the weight's name; they win over everything else.
+    """
 
     group: int | None = None
     roles: RoleRules = field(default_factory=dict)
+    symmetric: bool = True
+    weights: Mapping[str, WeightRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """One scheme. `default` is for every linear whose role is not in `roles`."""
+    """One scheme.
+
+    Attributes:
+        default: the form of every linear whose role is not in `roles`.
+        solver: file in `quant/solvers` that finds the integers of the body. One that needs calibration is not asked for the
+            tables: they have 8 bits, where all solvers agree.
+        budget: bits a body weight, scales included, that a chooser may spend on exceptions; None = no exceptions are chosen.
+    """
 
     name: str
     summary: str
     default: Form
     roles: Mapping[str, Form] = field(default_factory=dict)
     options: Options = Options()
+    solver: str = "fit"
+    budget: float | None = None
 
-    def form(self, role: str, target: RoleRules | None = None) -> Form:
-        """The form of `role`. Later rules win: the scheme, the group option, the target's overrides, the role options.
+    def form(self, role: str, target: RoleRules | None = None, weight: str = "") -> Form:
+        """The form of `role`, or of the one weight of that role called `weight`.
+
+        Later rules win: the scheme, the group option, the target's overrides, the role options, the weight's own.
 
         Raises:
             TargetError: a rule names an unknown role or key, or quantizes what always stays float.
@@ -63,7 +97,16 @@ class Scheme:
             form = replace(form, group=self.options.group)
         for rules, where in ((target or {}, "the target"), (self.options.roles, "the options")):
             form = _ruled(form, role, rules, f"scheme {self.name} with {where}")
-        return form
+        own = self.options.weights.get(weight)
+        if own is not None:
+            changes = {key: value for key, value in (("bits", own.bits), ("group", own.group)) if value is not None}
+            form = _ruled(form, role, {role: changes}, f"scheme {self.name} with its exception for {weight}")
+        return replace(form, symmetric=self.options.symmetric or form.bits != 4 or role in TABLES)
+
+    def reason(self, weight: str) -> str:
+        """Why the weight is an exception; "" when it is none."""
+        own = self.options.weights.get(weight)
+        return own.reason if own is not None else ""
 
 
 def _ruled(form: Form, role: str, rules: RoleRules, where: str) -> Form:

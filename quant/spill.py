@@ -1,10 +1,11 @@
-"""Quantized matrices on disk, one pair of .npy files each, so that a build holds one at a time and can go on after a stop.
+"""Quantized matrices on disk, a few .npy files each, so that a build holds one at a time and can go on after a stop.
 
 Knows: files and keys. Does not know: graphs or how integers are found.
 
     <key>.q.npy   int8 [N,K]      written under a temporary name, then renamed
     <key>.s.npy   float16 [N,G]   likewise
-    <key>.json    what the fit lost; renamed last, so a pair without it is unfinished and is written again
+    <key>.z.npy   uint8 [N,G]     likewise, only where the form has zero points
+    <key>.json    what was lost; renamed last, so files without it are unfinished and are written again
 """
 
 import hashlib
@@ -16,33 +17,45 @@ from pathlib import Path
 
 import numpy as np
 
-from quant.arrays import ALGORITHM, FitError, Halves, Int8s, fit, groups_of
+from quant.arrays import Bytes, FitError, Halves, Int8s, groups_of
+from quant.scheme import Form
+from quant.solvers import Solved
 
 _READ = 1 << 22
 
 
 @dataclass(frozen=True)
 class Spilled:
-    """One quantized matrix on disk."""
+    """One quantized matrix on disk; meanings as in `quant.solvers.Solved`."""
 
-    q_path: Path
-    scales_path: Path
+    folder: Path
+    key: str
     error: FitError
+    proxy: float | None
+    fell_back: str
 
     def q(self) -> Int8s:
         """[N,K], mapped from disk."""
-        q: Int8s = np.load(self.q_path, mmap_mode="r")
+        q: Int8s = np.load(_path(self.folder, self.key, "q"), mmap_mode="r")
         return q
 
     def scales(self) -> Halves:
         """[N,ceil(K/group)], mapped from disk."""
-        scales: Halves = np.load(self.scales_path, mmap_mode="r")
+        scales: Halves = np.load(_path(self.folder, self.key, "s"), mmap_mode="r")
         return scales
 
+    def zero_points(self) -> Bytes:
+        """[N,ceil(K/group)], mapped from disk; `OSError` when the form has none."""
+        zero_points: Bytes = np.load(_path(self.folder, self.key, "z"), mmap_mode="r")
+        return zero_points
 
-def key_of(identity: str, shape: tuple[int, ...], bits: int, group: int) -> str:
-    """Name of the files: changes with the weights, the form and the algorithm."""
-    text = json.dumps([ALGORITHM, identity, list(shape), bits, group])
+
+def key_of(identity: str, shape: tuple[int, ...], form: Form, solver: str, calibration: str) -> str:
+    """Name of the files: changes with the weights, the form, the solver's version and the calibration text.
+
+    How activations are computed does not change the integers, so it is no part of it.
+    """
+    text = json.dumps([identity, list(shape), form.bits, form.group, form.symmetric, solver, calibration])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -55,46 +68,40 @@ def content_of(weight: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def find(work: Path, key: str, shape: tuple[int, ...], group: int) -> Spilled | None:
+def find(work: Path, key: str, shape: tuple[int, ...], form: Form) -> Spilled | None:
     """The finished matrix called `key`, or None when there is none, or one whose files are not whole."""
-    q_path, scales_path, error_path = _paths(work, key)
+    groups = (shape[0], groups_of(shape[1], form.group))
     try:
-        error = FitError(**json.loads(error_path.read_text(encoding="utf-8")))
-        found = Spilled(q_path, scales_path, error)
-        whole = found.q().shape == shape and found.scales().shape == (shape[0], groups_of(shape[1], group))
-    except (OSError, ValueError, TypeError, EOFError):
+        told = json.loads(_path(work, key).read_text(encoding="utf-8"))
+        found = Spilled(work, key, FitError(**told["error"]), told["proxy"], told["fell_back"])
+        whole = found.q().shape == shape and found.scales().shape == groups
+        if not form.symmetric:
+            whole = whole and found.zero_points().shape == groups
+    except (OSError, ValueError, TypeError, KeyError, EOFError):
         return None  # missing, cut short or damaged: the caller writes it again
     return found if whole else None
 
 
-def write(work: Path, key: str, weight: np.ndarray, bits: int, group: int, threads: int) -> Spilled:
-    """Fit `weight` and keep the result; `ValueError` from the fit leaves nothing behind."""
+def write(work: Path, key: str, solved: Solved) -> Spilled:
+    """Keep a result; when the disk is full nothing is left of it."""
     work.mkdir(parents=True, exist_ok=True)
-    q_path, scales_path, error_path = _paths(work, key)
-    scales = np.empty((weight.shape[0], groups_of(weight.shape[1], group)), np.float16)
-    lost: list[FitError] = []
-
-    def fill(path: Path) -> None:
-        q = np.lib.format.open_memmap(path, mode="w+", dtype=np.int8, shape=weight.shape)
-        _allocate(path)
-        lost.append(fit(weight, bits, group, q, scales, threads=threads))
-        q.flush()
-
-    _replace(q_path, fill)
-    _replace(scales_path, lambda path: _save(path, scales))
-    _replace(error_path, lambda path: _text(path, json.dumps(asdict(lost[0]))))
-    return Spilled(q_path, scales_path, lost[0])
-
-
-def _paths(work: Path, key: str) -> tuple[Path, Path, Path]:
-    return work / f"{key}.q.npy", work / f"{key}.s.npy", work / f"{key}.json"
+    arrays = {"q": solved.q, "s": solved.scales}
+    if solved.zero_points is not None:
+        arrays["z"] = solved.zero_points
+    told = json.dumps({"error": asdict(solved.error), "proxy": solved.proxy, "fell_back": solved.fell_back})
+    try:
+        for part, array in arrays.items():
+            replace_file(_path(work, key, part), lambda path, array=array: _save(path, array))  # type: ignore[misc]
+        replace_file(_path(work, key), lambda path: _text(path, told))
+    except BaseException:
+        for part in (*arrays, ""):
+            _path(work, key, part).unlink(missing_ok=True)
+        raise
+    return Spilled(work, key, solved.error, solved.proxy, solved.fell_back)
 
 
-def _allocate(path: Path) -> None:
-    """Have the disk say now that it is full: a write through a map of a sparse file would kill the process instead."""
-    if hasattr(os, "posix_fallocate"):  # Linux and most Unixes
-        with open(path, "rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+def _path(work: Path, key: str, part: str = "") -> Path:
+    return work / (f"{key}.{part}.npy" if part else f"{key}.json")
 
 
 def _save(path: Path, array: np.ndarray) -> None:
@@ -106,7 +113,7 @@ def _text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _replace(path: Path, fill: Callable[[Path], None]) -> None:
+def replace_file(path: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write a temporary file, then give it its name; it is gone when `fill` fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from appliance.errors import TargetError
 from appliance.targets.capabilities import Target
-from quant.arrays import groups_of, pack_rows
+from quant.arrays import groups_of, pack_rows, pack_zeros
 from quant.graph import Writer, add_initializer, lazy, sizes, tensor_of
 from quant.scheme import Form
 
@@ -37,13 +37,14 @@ class Emitter:
         self._target = target
         self._packed: dict[int, ir.Value] = {}
         self._scales: dict[int, ir.Value] = {}
+        self._zeros: dict[int, ir.Value] = {}
 
     def linear(self, node: ir.Node) -> ir.Value:
         """The output that takes the place of a QuantLinear's.
 
-        scales (fp16) - Cast -+        (the Cast is folded when the session is loaded)
-                   B (uint8) -+- MatMulNBits - y
-             x, bias (maybe) -+
+             scales (fp16) - Cast -+        (the Cast is folded when the session is loaded)
+                        B (uint8) -+- MatMulNBits - y
+        x, zero points, bias (maybe) -+
         """
         at = Writer(node)
         bits, group = _shape_of(node)
@@ -57,8 +58,11 @@ class Emitter:
             "block_size": group,
             "accuracy_level": _LEVELS[node.attributes["activation"].as_string()],
         }
+        zeros = node.inputs[4] if len(node.inputs) > 4 else None
+        if zeros is not None:
+            inputs.append(self._packed_zeros(at, node, zeros, bits))
         if bias is not None:
-            inputs += [None, None, bias]
+            inputs += [None] * (5 - len(inputs)) + [bias]
         return at.value("MatMulNBits", inputs, attributes, domain="com.microsoft")
 
     def embedding(self, node: ir.Node) -> ir.Value:
@@ -92,6 +96,20 @@ class Emitter:
             packed = lazy(name, ir.DataType.UINT8, shape, lambda: pack_rows(tensor.numpy(), bits, group))
             self._packed[id(q)] = add_initializer(at.graph, packed, q.metadata_props)
         return self._packed[id(q)]
+
+    def _packed_zeros(self, at: Writer, node: ir.Node, zeros: ir.Value, bits: int) -> ir.Value:
+        """Zero points as the operator packs them: [N, ceil(G*bits/8)] uint8, two of 4 bits a byte, the earlier one low."""
+        if id(zeros) not in self._zeros:
+            tensor = tensor_of(zeros, node)
+            rows, count = sizes(tensor)
+            packed = lazy(
+                f"{zeros.name}.q{bits}",
+                ir.DataType.UINT8,
+                (rows, -(-count * bits // 8)),
+                lambda: pack_zeros(tensor.numpy(), bits),
+            )
+            self._zeros[id(zeros)] = add_initializer(at.graph, packed, zeros.metadata_props)
+        return self._zeros[id(zeros)]
 
     def _float_scales(self, at: Writer, node: ir.Node) -> ir.Value:
         """Scales in the activations' type, as the operator wants them; on disk in the target's."""

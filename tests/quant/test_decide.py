@@ -1,7 +1,6 @@
 """The decision on a canonical graph: who is quantized, what is kept, what is refused, how it resumes."""
 
 import errno
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from quant import spill
 from quant.decide import Decision, decide
 from quant.scheme import Options
 from quant.schemes import find
+from quant.solvers import fit
 from tests.quant.canonical import Weight, linear_model, target, tied_model
 
 
@@ -141,8 +141,8 @@ def test_a_stopped_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(KeyboardInterrupt):
         decide(tied_model(weight), find("w4a8"), target("cpu"), tmp_path, stop_at_the_second)
-    fit = spill.fit
-    monkeypatch.setattr(spill, "fit", lambda *args, **options: fits.append(args[0].shape) or fit(*args, **options))
+    solve = fit.solve
+    monkeypatch.setattr(fit, "solve", lambda *args: fits.append(args[0].shape) or solve(*args))
     decide(tied_model(weight), find("w4a8"), target("cpu"), tmp_path)
     assert fits == [(96, 96), (96, 96)], "the table was there"
 
@@ -177,17 +177,17 @@ def test_a_stop_in_the_middle_of_a_matrix_leaves_no_file(tmp_path: Path, monkeyp
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(spill, "fit", stop)
+    monkeypatch.setattr(spill, "_save", stop)
     with pytest.raises(KeyboardInterrupt):
         decide_on(linear_model(Weight("proj.weight", "attn.q", table())), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_said_before_it_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(np, "save", full)
     with pytest.raises(OSError, match="No space left"):
         decide_on(linear_model(Weight("proj.weight", "attn.q", table())), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -5,12 +5,12 @@ import pytest
 from appliance import targets
 from appliance.bundle.vocabulary import FLOAT_ROLES, ROLES
 from appliance.errors import TargetError
-from quant.scheme import FLOAT, Form, Options
+from quant.scheme import FLOAT, Form, Options, WeightRule
 from quant.schemes import find, known
 
 
 def test_every_file_is_a_scheme_under_its_own_name() -> None:
-    assert known() == ["float", "w4a8", "w8a8"]
+    assert {"float", "w4a8", "w4a8-rtn", "w8a8"} <= set(known())
     for name in known():
         assert find(name).name == name and find(name).summary
 
@@ -61,3 +61,17 @@ def test_options_win_over_the_target_and_the_target_over_the_scheme() -> None:
 def test_a_wrong_rule_is_named(rules: dict[str, dict[str, int]], message: str) -> None:
     with pytest.raises(TargetError, match=message):
         find("w4a8", Options(roles=rules)).form("attn.q")
+
+
+def test_a_rule_for_one_weight_wins_over_all_and_keeps_its_reason() -> None:
+    rule = WeightRule("worst of its layer", bits=8, group=32)
+    scheme = find("w4a8", Options(group=128, roles={"mlp.down": {"bits": 0}}, weights={"a.weight": rule}))
+    assert scheme.form("mlp.down", None, "a.weight") == Form(8, 32, "block-dynamic")
+    assert scheme.form("mlp.down", None, "b.weight") == FLOAT
+    assert (scheme.reason("a.weight"), scheme.reason("b.weight")) == ("worst of its layer", "")
+
+
+def test_zero_points_are_for_four_bits_of_the_body() -> None:
+    scheme = find("w4a8", Options(symmetric=False, roles={"mlp.up": {"bits": 8}, "head": {"bits": 4}}))
+    assert not scheme.form("attn.q").symmetric
+    assert scheme.form("mlp.up").symmetric and scheme.form("head").symmetric and scheme.form("norm").symmetric
