@@ -1,9 +1,12 @@
 """Token ids of real vocabularies, rebuilt from their GGUF, against transformers' (see golden/make_tokenizer.py)."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+import tokenizers
 
 from appliance.bundle.store import BundleWriter
 from appliance.runtime.tokenizer import Tokenizer
@@ -12,6 +15,8 @@ from appliance.runtime.tokenizer_sentencepiece import SentencePieceTokenizer
 from export.checkpoint import open_checkpoint
 from export.tokenizer import TokenizerFiles, write_tokenizer
 from tests.runtime.tokenizer_samples import golden
+
+T = TypeVar("T")
 
 
 def written(gguf: Path, folder: Path) -> TokenizerFiles:
@@ -49,21 +54,27 @@ def test_smollm2_special_tokens(starter_gguf: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_smollm2_speed(starter_gguf: Path, tmp_path: Path) -> None:
-    """Loading under 0.5 s and 8000 tokens under 50 ms, by the best of five: others use the machine too."""
+def test_smollm2_costs_little_more_than_the_bare_library(starter_gguf: Path, tmp_path: Path) -> None:
+    """As a ratio, each the best of five in turn: what a machine does in a millisecond is another thing every time."""
     info = written(starter_gguf, tmp_path).info
     path = tmp_path / ".bundle.partial" / info.file
     text = "".join(text + "\n" for text in golden("strings.json"))
-    loads, encodes = [], []
+    seconds: dict[str, list[float]] = {name: [] for name in ("load", "bare load", "encode", "bare encode")}
+
+    def timed(name: str, call: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = call()
+        seconds[name].append(time.perf_counter() - start)
+        return result
+
     for _ in range(5):
-        start = time.perf_counter()
-        tokenizer = JsonTokenizer(path, info, 1 << 20)
-        loads.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        ids = tokenizer.encode(text)
-        encodes.append((time.perf_counter() - start) / len(ids) * 8000)
-    assert min(loads) < 0.5
-    assert min(encodes) < 0.05
+        ours = timed("load", lambda: JsonTokenizer(path, info, 1 << 20))
+        bare = timed("bare load", lambda: tokenizers.Tokenizer.from_file(str(path)))
+        ids = timed("encode", lambda: ours.encode(text))  # noqa: B023 (called at once)
+        assert ids == timed("bare encode", lambda: bare.encode(text, add_special_tokens=False).ids)  # noqa: B023
+    best = {name: min(values) for name, values in seconds.items()}
+    assert best["load"] < 4 * best["bare load"], best
+    assert best["encode"] < 3 * best["bare encode"], best
 
 
 @pytest.mark.slow
