@@ -16,6 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "appliance.paths": set(),
     "appliance.targets": {"appliance.targets"},
     "appliance.bundle": {"appliance.bundle"},
+    "appliance.report": {"appliance.report", "appliance.bundle"},
     "appliance.runtime": {"appliance.runtime", "appliance.bundle", "appliance.targets"},
     "appliance.engine": {"appliance.engine", "appliance.runtime", "appliance.bundle", "appliance.targets"},
     "appliance.store": {"appliance.store"},

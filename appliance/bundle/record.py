@@ -1,0 +1,217 @@
+"""The verification record: what was measured on this very bundle, typed and strict.
+
+Knows: every key of `record.json` and what it means. Does not know: how anything was measured (`quant.evaluate`,
+`quant.record`), or how it is shown (`appliance.report`).
+"""
+
+import json
+from typing import Any
+
+from pydantic import Field
+
+from appliance.bundle.store import RECORD, Bundle
+from appliance.errors import BundleError
+from appliance.strict import StrictModel, read
+
+
+class MatrixRecord(StrictModel):
+    """One quantized matrix."""
+
+    name: str
+    roles: tuple[str, ...] = Field(description="All uses of it: a tied one serves embed and head.")
+    shape: tuple[int, int] = Field(description="Rows (outputs), columns (inputs).")
+    bits: int
+    group: int = Field(description="Weights that share a scale along a row; 0 = the whole row.")
+    symmetric: bool = True
+    solver: str = ""
+    fell_back: str = Field(default="", description="Why its solver took the plainer way.")
+    reason: str = Field(default="", description="Why its form is an exception to the scheme.")
+    proxy: float | None = Field(default=None, description="Loss of its outputs on the calibration text, relative to them.")
+    activation: str
+    bytes: int
+    snr_db: float | None = Field(description="Of the weights; None = nothing was lost.")
+    saturation: float = Field(description="Share of weights that were clipped.")
+
+
+class KeptRecord(StrictModel):
+    """One tensor that stayed as the checkpoint has it."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    bytes: int
+    reason: str
+
+
+class SizeRecord(StrictModel):
+    """Counted in the graph files of one target: bytes of all initializers, those that several graphs share once."""
+
+    bits_per_weight: float = Field(description="All bytes x 8 / parameters, tied ones once.")
+    bits_per_body_weight: float | None = Field(description="The same of all weights but embedding and head.")
+    bytes: int
+    bytes_by_type: dict[str, int] = Field(description='e.g. "int4 weights", "scales", "float32".')
+
+
+class Share(StrictModel):
+    """Mean KL of the positions first..last-1 of their windows."""
+
+    first: int
+    last: int
+    kl: float
+
+
+class TextRecord(StrictModel):
+    """What was lost on one text; nats a token. None where nothing finite was there to measure."""
+
+    name: str
+    sha256: str
+    windows: int
+    tokens: int
+    broken: int = Field(description="Positions whose logits held NaN or infinity.")
+    reference_nll: float | None = Field(description="Mean -ln p(next token) of the float model.")
+    delta: float | None = Field(description="How much more the bundle has: delta ln PPL, paired.")
+    delta_se: float | None = Field(description="Its standard error over windows; None for a single one.")
+    kl_mean: float | None
+    kl_median: float | None
+    kl_p99: float | None
+    same_top: float | None = Field(description="Share of positions where both put the same token first.")
+    by_position: tuple[Share, ...] = ()
+
+
+class LayerRecord(StrictModel):
+    """One layer's output against the float layer's, on real text.
+
+    Local: the quantized layer on the float model's input, what this layer loses by itself. Accumulated: on what the
+    quantized layers before it made. None = nothing was lost, or nothing finite came out.
+    """
+
+    layer: int
+    local_snr_db: float | None
+    local_cosine: float | None
+    snr_db: float | None
+    cosine: float | None
+
+
+class AblationRecord(StrictModel):
+    """The float model with one thing quantized alone."""
+
+    name: str
+    what: str
+    text: str
+    windows: int
+    delta: float | None
+    delta_se: float | None
+    kl_mean: float | None
+    same_top: float | None
+
+
+class GreedyRecord(StrictModel):
+    """One prompt answered with the likeliest token each time, by the bundle; the float model reads along."""
+
+    name: str
+    prompt: str
+    tokens: int = Field(description="How many were written.")
+    agreed: int = Field(description="How many of them the float model would have written too, until the first other one.")
+    common: str = Field(description="The text that both write.")
+    next: str = Field(description='The bundle\'s first other token; "" if there is none.')
+    reference_next: str = Field(description="The float model's.")
+
+
+class TokenizerRecord(StrictModel):
+    """The bundle's tokenizer against an independent one."""
+
+    against: str = Field(description="What it was compared with.")
+    texts: int
+    tokens: int
+    equal: bool
+    first_difference: str = ""
+
+
+class EmulationRecord(StrictModel):
+    """The shipped matrix operators against numpy doing the same arithmetic, on real inputs."""
+
+    matrices: int
+    rows: int
+    worst: float = Field(description="Largest difference of an output, relative to the matrix's largest output.")
+    worst_matrix: str
+
+
+class EmbeddingRecord(StrictModel):
+    """What an embedding model lost: its vectors against the float model's."""
+
+    text: str
+    sha256: str
+    passages: int
+    broken: int
+    cosine_mean: float | None
+    cosine_min: float | None
+    top1: float | None = Field(description="Share of passages whose nearest other passage is the same.")
+    top10: float | None = Field(description="Mean share of the ten nearest that are the same.")
+    rank_correlation: float | None = Field(description="Spearman's, of all other passages by nearness; mean over passages.")
+
+
+class EvaluationRecord(StrictModel):
+    """All that was measured by running the bundle."""
+
+    target: str
+    provider: str = Field(description="Who ran the graphs, read back from the session.")
+    ran: str = Field(description='"files": the shipped graphs; otherwise why something else had to stand in.')
+    window: int = Field(description="Tokens of a window.")
+    texts: tuple[TextRecord, ...] = ()
+    embeddings: tuple[EmbeddingRecord, ...] = ()
+    layers: tuple[LayerRecord, ...] = ()
+    ablations: tuple[AblationRecord, ...] = ()
+    greedy: tuple[GreedyRecord, ...] = ()
+    tokenizer: TokenizerRecord | None = None
+    emulation: EmulationRecord | None = None
+    command: str = Field(description="Measures it again.")
+    seconds: float
+
+
+class VerdictRecord(StrictModel):
+    """The measured loss against what the scheme promises."""
+
+    band: dict[str, float]
+    complaint: str = Field(description='What is outside the band, and where to look; "" when nothing is.')
+    accepted: bool = Field(default=False, description="The builder was told to go on all the same: --accept-loss.")
+
+
+class Record(StrictModel):
+    """`record.json`."""
+
+    scheme: str
+    options: dict[str, Any]
+    solver: str = ""
+    target: str
+    parameters: int
+    bits_per_weight: float | None
+    bits_per_body_weight: float | None
+    bytes_by_role: dict[str, int]
+    activations: dict[str, str]
+    snr_db_by_role: dict[str, float | None]
+    matrices: tuple[MatrixRecord, ...]
+    float: tuple[KeptRecord, ...]
+    command: str = ""
+    calibration: dict[str, Any] | None = Field(default=None, description="What the solver saw: seeds, token ids, or files.")
+    sizes: dict[str, SizeRecord] = Field(default={}, description="By target.")
+    evaluation: EvaluationRecord | None = None
+    verdict: VerdictRecord | None = None
+    files: dict[str, str] = Field(default={}, description="sha256 of every file that was there when this was written.")
+
+
+def read_record(bundle: Bundle) -> Record | None:
+    """The bundle's record; None when it has none.
+
+    Raises:
+        BundleError: it is damaged, or has a key that this program does not know.
+    """
+    path = bundle.path / RECORD
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as failure:
+        raise BundleError(f"{path}: not valid JSON: {failure}", "build the bundle again") from None
+    if not isinstance(data, dict):
+        raise BundleError(f"{path}: not a JSON object", "build the bundle again")
+    return read(Record, data, str(path), BundleError)

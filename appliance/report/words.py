@@ -1,0 +1,118 @@
+"""A record in words: what a newcomer reads first, and the few lines that `appliance show` prints.
+
+Knows: what the numbers of a record mean. Does not know: HTML, terminals, or how anything was measured.
+"""
+
+import math
+from collections.abc import Sequence
+
+from appliance.bundle.record import EvaluationRecord, LayerRecord, Record, TextRecord
+
+_GRADES = ((0.003, "practically nothing"), (0.02, "very little"), (0.1, "a little"), (0.3, "noticeably"), (1.0, "much"))
+"""Up to which rise of ln PPL which word holds; beyond them it is broken."""
+
+
+def lost(record: Record) -> str:
+    """One sentence that says what the bundle lost against the float model."""
+    found = record.evaluation
+    if found is None:
+        return "Nobody has measured yet what was lost: this bundle was built without an evaluation."
+    if found.embeddings:
+        return _lost_in_vectors(found)
+    if not found.texts:
+        return "Nothing was measured on text."
+    text = found.texts[0]
+    if text.delta is None or text.kl_mean is None or text.same_top is None or text.broken:
+        return f"Broken: {text.broken} of {text.tokens} positions gave no numbers at all."
+    size = f"{record.bits_per_weight:.2f} bits a weight" if record.bits_per_weight else "its size"
+    change = math.expm1(text.delta)
+    turn = f"{abs(change):.1%} {'more' if change >= 0 else 'less'} perplexed by human text"
+    return (
+        f"It lost {grade(text.delta)}: with {size} it is {turn} than the float model, and picks the same next word "
+        f"{text.same_top:.0%} of the time."
+    )
+
+
+def grade(delta: float) -> str:
+    """A rise of ln PPL in words."""
+    for limit, word in _GRADES:
+        if delta < limit:
+            return word
+    return "so much that it is of no use"
+
+
+def _lost_in_vectors(found: EvaluationRecord) -> str:
+    one = found.embeddings[0]
+    if one.broken or one.cosine_min is None or one.top1 is None:
+        return f"Broken: {one.broken} of {one.passages} passages gave no vector at all."
+    return (
+        f"Its vectors point where the float model's do, to a cosine of {one.cosine_min:.4f} or more, and the nearest other "
+        f"passage is the same for {one.top1:.0%} of the passages."
+    )
+
+
+def of_text(text: TextRecord) -> str:
+    """The figures of one text on a line."""
+    if text.delta is None or text.kl_mean is None:
+        return f"{text.name}: {text.broken} of {text.tokens} positions are no numbers"
+    return (
+        f"{text.name}: delta ln PPL {signed(text.delta)}{error(text.delta_se)}, KL mean {number(text.kl_mean)} "
+        f"median {number(text.kl_median)} p99 {number(text.kl_p99)}, same top-1 {share(text.same_top)} "
+        f"({text.windows} windows, {text.tokens} tokens)"
+    )
+
+
+def worst_drop(layers: Sequence[LayerRecord]) -> LayerRecord | None:
+    """The layer to look at when something is wrong: the first that gives no numbers, else the one that loses most by itself."""
+    for layer in layers:
+        if layer.local_cosine is None:
+            return layer
+    measured = [layer for layer in layers if layer.local_snr_db is not None]
+    return min(measured, key=lambda layer: layer.local_snr_db or 0.0, default=None)
+
+
+def agreed(record: EvaluationRecord) -> str:
+    """How long greedy text stays the float model's; "" when it was not measured."""
+    if not record.greedy:
+        return ""
+    counts = sorted(one.agreed for one in record.greedy)
+    middle = counts[len(counts) // 2] if len(counts) % 2 else (counts[len(counts) // 2 - 1] + counts[len(counts) // 2]) / 2
+    most = max(one.tokens for one in record.greedy)
+    return f"{middle:g} tokens (median of {len(counts)} prompts, {counts[0]} to {counts[-1]} of {most})"
+
+
+def number(value: float | None) -> str:
+    """Three digits that count, without an exponent down to a millionth; "-" for none."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def signed(value: float | None) -> str:
+    """With its sign, four decimals."""
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def error(value: float | None) -> str:
+    """ "± 0.0012", or nothing when there is no error to give."""
+    return "" if value is None else f" ± {value:.4f}"
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def decibels(value: float | None, cosine: float | None = 1.0) -> str:
+    """An SNR; "exact" when nothing was lost, "broken" when nothing finite came out."""
+    if cosine is None:
+        return "broken"
+    return "exact" if value is None else f"{value:.1f} dB"
+
+
+def size(count: int) -> str:
+    """Bytes as kB or MB."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
