@@ -6,14 +6,14 @@ Does not know: operators, or what a tensor means beyond its tag. Numbers are rea
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from appliance.bundle import vocabulary
 from appliance.errors import CheckpointError
-from export.checkpoint.source import Checkpoint
+from export.checkpoint.source import Checkpoint, Grid, StoredGrid
 from export.graph import add_initializer, lazy
 
 
@@ -44,10 +44,16 @@ class Tag:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a file keeps a tensor, and what brings it to the form that Hugging Face's name stands for."""
+    """Where a file keeps a tensor, and what brings it to the form that Hugging Face's name stands for.
+
+    Attributes:
+        restore: takes and gives an array.
+        moves_rows: `restore` does no more than put rows in another order, so it works on integers and scales too.
+    """
 
     name: str
     restore: Callable[[np.ndarray], np.ndarray] | None = None
+    moves_rows: bool = False
 
 
 class Weights:
@@ -119,7 +125,21 @@ class Weights:
             array = checkpoint.read(stored.name)
             return array if restore is None else restore(array)
 
-        return lazy(name, shape, ir.DataType.FLOAT, read)
+        tensor = lazy(name, shape, ir.DataType.FLOAT, read)
+        grid = checkpoint.stored_grid(stored.name)
+        if grid is not None and (restore is None or stored.moves_rows):
+            tensor.meta[vocabulary.STORED_GRID] = grid if restore is None else _moved(grid, restore)
+        return tensor
+
+
+def _moved(stored: StoredGrid, restore: Callable[[np.ndarray], np.ndarray]) -> StoredGrid:
+    """The grid with its rows in another order."""
+
+    def read() -> Grid:
+        grid = stored.read()
+        return Grid(restore(grid.q), restore(grid.scales), None if grid.offsets is None else restore(grid.offsets))
+
+    return replace(stored, read=read)
 
 
 def check_tags(graph: ir.Graph) -> None:

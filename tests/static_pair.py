@@ -55,6 +55,9 @@ class MemoryCheckpoint:
     def stored_type(self, name: str) -> str:
         return "F32"
 
+    def stored_grid(self, name: str) -> None:
+        return None
+
     def read(self, name: str) -> NDArray[np.float32]:
         return self.weights[name]
 

@@ -19,7 +19,8 @@ LINEAR = "Linear"
 QUANT_LINEAR = "QuantLinear"
 """A decided Linear: (x [...,K], q [N,K] int8, scales [N,G], bias [N]?, zero_points [N,G] uint8?) -> [...,N]; G = ceil(K/group).
 
-Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row), activation (see `ACTIVATIONS`).
+Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row), activation (see `ACTIVATIONS`); a static one
+has input_scale, input_zero_point, output_scale, output_zero_point too: value = (u - zero_point) * scale, u unsigned.
 q holds signed integers: -8..7 for 4 bits, -128..127 for 8. value = q * scale; with zero points, which are unsigned as the
 operators store them, value = (q - (zero_point - 2^(bits-1))) * scale."""
 QUANT_EMBEDDING = "QuantEmbedding"
@@ -46,6 +47,10 @@ STREAM = "stream"
 LAYER = "layer"
 PARTS = "parts"
 """On a packed tensor: "role:first:end,role:first:end" by rows, e.g. "attn.q:0:576,attn.k:576:768"."""
+
+STORED_GRID = "stored_grid"
+"""In the `meta` of a weight's lazy tensor, never in a file: the integers that the checkpoint holds, where it is quantized
+already. It belongs to these very numbers: a pass that changes them makes another tensor, which has none."""
 
 ROLES = frozenset(
     {

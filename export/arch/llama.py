@@ -226,7 +226,7 @@ def layout(checkpoint: Checkpoint, config: Config) -> Mapping[str, Stored] | Non
             heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(theirs)
             for kind in ("weight", "bias"):
                 names[f"model.layers.{layer}.{ours}.{kind}"] = Stored(
-                    f"blk.{layer}.{theirs}.{kind}", None if heads is None else _Unpermute(heads)
+                    f"blk.{layer}.{theirs}.{kind}", None if heads is None else _Unpermute(heads), moves_rows=True
                 )
     return names
 

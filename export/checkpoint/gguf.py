@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 
 from appliance.errors import CheckpointError
+from export.checkpoint.gguf_grid import GRIDS
 from export.checkpoint.gguf_header import Header, read_header
 from export.checkpoint.sidecars import AGAIN, license_of
 from export.checkpoint.tensors import Codec, Entry, FileCheckpoint, check_overlaps, plain
@@ -126,7 +127,8 @@ def _codecs() -> dict[int, Codec]:
             gguf.dequantize(np.zeros((1, size), dtype=np.uint8), kind)
         except NotImplementedError:
             decode = None
-        codecs[int(kind)] = Codec(kind.name, block, size, decode, "use a copy of the model quantized to another type")
+        mend = "use a copy of the model quantized to another type"
+        codecs[int(kind)] = Codec(kind.name, block, size, decode, mend, GRIDS.get(kind.name))
     return codecs
 
 

@@ -3,11 +3,45 @@
 Knows: names, shapes, one tensor at a time. Does not know: architectures or ONNX.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A matrix as its file stores it: value = q * scale, or (q + 2^(bits-1)) * scale + offset.
+
+    Attributes:
+        q: [N,K] int8, signed: -8..7 for 4 bits.
+        scales: [N,G] float16, G = K/group.
+        offsets: [N,G] float16, what the lowest integer stands for; None where the grid goes through 0.
+    """
+
+    q: np.ndarray
+    scales: np.ndarray
+    offsets: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class StoredGrid:
+    """A matrix that is quantized already, on a plain grid.
+
+    Attributes:
+        kind: the file's name for it: "Q4_0", ...
+        group: neighbours along a row that share a scale; rows are whole groups.
+        has_offsets: whether each group has an offset too.
+        read: reads the integers and scales, freshly; `CheckpointError` on damage.
+    """
+
+    kind: str
+    bits: int
+    group: int
+    has_offsets: bool
+    read: Callable[[], Grid]
 
 
 class Checkpoint(Protocol):
@@ -42,6 +76,9 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as float32, C order, freshly read. `CheckpointError` on damage."""
+
+    def stored_grid(self, name: str) -> StoredGrid | None:
+        """The integers that the file holds, when it is a matrix on a plain grid of 4 or 8 bits; None when it is not."""
 
     def files(self) -> Sequence[Path]:
         """The weight files, for hashing into the bundle's provenance."""

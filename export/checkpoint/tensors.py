@@ -1,6 +1,6 @@
 """Tensors inside files: where each one lies, and how to read just that one as float32.
 
-Knows: positioned reads, pieces, damage. Does not know: how a format writes its header.
+Knows: positioned reads, pieces, damage, grids of integers. Does not know: how a format writes its header.
 
 A tensor is read and decoded in pieces of `PIECE` elements into one float32 array, so reading costs the array itself and
 a few MiB. Nothing is mapped into memory: mapped pages count as resident, and peak memory must follow the largest
@@ -10,7 +10,7 @@ tensor, not the model.
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from appliance.errors import CheckpointError
 from export.checkpoint.sidecars import AGAIN, beside
+from export.checkpoint.source import Grid, StoredGrid
 
 PIECE = 1 << 18
 """Elements decoded at once. Measured on Q4_1, Q8_0, Q4_K, Q6_K: 2^18 is fastest; 2^14 takes up to five times as long."""
@@ -27,6 +28,21 @@ MAX_ELEMENTS = 1 << 48
 """More float32 than any address space holds: a shape above it is damage, whatever the type."""
 EXACT = 1 << 24
 """Every whole number up to here is a float32."""
+
+
+@dataclass(frozen=True)
+class GridCodec:
+    """A stored type whose blocks are integers of one scale.
+
+    Attributes:
+        bits: of the integers.
+        has_offsets: whether a block has an offset.
+        decode: flat uint8 of whole blocks -> a `Grid` with a row for each block.
+    """
+
+    bits: int
+    has_offsets: bool
+    decode: Callable[[np.ndarray], Grid]
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class Codec:
         size: bytes of one block.
         decode: flat uint8 of whole blocks -> flat float32; None when this program cannot.
         mend: what to do when `decode` is None.
+        grid: how its integers are read; None when they are on no plain grid.
     """
 
     name: str
@@ -46,6 +63,7 @@ class Codec:
     size: int
     decode: Callable[[np.ndarray], np.ndarray] | None
     mend: str = ""
+    grid: GridCodec | None = None
 
     def bytes_of(self, shape: Sequence[int]) -> int:
         """Bytes of a tensor; ValueError when a row is no whole number of blocks."""
@@ -97,6 +115,13 @@ class FileCheckpoint:
     def read(self, name: str) -> np.ndarray:
         return read_tensor(self._entry(name))
 
+    def stored_grid(self, name: str) -> StoredGrid | None:
+        entry = self._entry(name)
+        grid = entry.codec.grid
+        if grid is None or len(entry.shape) != 2:
+            return None
+        return StoredGrid(entry.codec.name, grid.bits, entry.codec.block, grid.has_offsets, lambda: read_grid(entry, grid))
+
     def files(self) -> Sequence[Path]:
         return self.weights
 
@@ -145,6 +170,44 @@ def read_tensor(entry: Entry) -> np.ndarray:
     if decode is None:
         raise CheckpointError(f"{where} is stored as {codec.name}, which is not read", codec.mend)
     values = np.empty(math.prod(entry.shape), dtype=np.float32)
+    try:
+        for first, raw in _pieces(entry):
+            # Damaged scales overflow or turn into NaN while decoding; the check below says so better than a warning.
+            with np.errstate(all="ignore"):
+                piece = decode(raw)
+            _check_finite(piece, first, where)
+            values[first : first + piece.size] = piece
+    except ValueError as failure:
+        raise CheckpointError(f"{where} {failure}", "it is no weight; check the architecture") from None
+    return values.reshape(entry.shape)
+
+
+def read_grid(entry: Entry, codec: GridCodec) -> Grid:
+    """The integers and scales of a matrix as the file holds them.
+
+    Raises:
+        CheckpointError: the file is shorter than it was, or a scale or offset is not finite.
+    """
+    where, (rows, columns) = f"{entry.file}: tensor {entry.name!r}", entry.shape
+    blocks = rows * columns // entry.codec.block
+    q = np.empty((blocks, entry.codec.block), np.int8)
+    scales = np.empty(blocks, np.float16)
+    offsets = np.empty(blocks, np.float16) if codec.has_offsets else None
+    for first, raw in _pieces(entry):
+        grid = codec.decode(raw)
+        at = slice(first // entry.codec.block, first // entry.codec.block + len(grid.q))
+        _check_finite(grid.scales.reshape(-1), at.start, f"{where}, scales,")
+        q[at], scales[at] = grid.q, grid.scales.reshape(-1)
+        if offsets is not None:
+            assert grid.offsets is not None
+            _check_finite(grid.offsets.reshape(-1), at.start, f"{where}, offsets,")
+            offsets[at] = grid.offsets.reshape(-1)
+    return Grid(q.reshape(rows, columns), scales.reshape(rows, -1), None if offsets is None else offsets.reshape(rows, -1))
+
+
+def _pieces(entry: Entry) -> Iterator[tuple[int, np.ndarray]]:
+    """The tensor's bytes, whole blocks at a time: (number of the first element, uint8)."""
+    where, codec = f"{entry.file}: tensor {entry.name!r}", entry.codec
     step = PIECE // codec.block * codec.size
     try:
         with open(entry.file, "rb", buffering=0) as file:
@@ -153,17 +216,9 @@ def read_tensor(entry: Entry) -> np.ndarray:
                 raw = np.empty(min(step, entry.size - begin), dtype=np.uint8)
                 if not _fill(file, raw):
                     raise CheckpointError(f"{where} is cut off at byte {os.fstat(file.fileno()).st_size}", AGAIN)
-                first = begin // codec.size * codec.block
-                # Damaged scales overflow or turn into NaN while decoding; the check below says so better than a warning.
-                with np.errstate(all="ignore"):
-                    piece = decode(raw)
-                _check_finite(piece, first, where)
-                values[first : first + piece.size] = piece
-    except ValueError as failure:
-        raise CheckpointError(f"{where} {failure}", "it is no weight; check the architecture") from None
+                yield begin // codec.size * codec.block, raw
     except OSError as failure:
         raise CheckpointError(f"{where} cannot be read: {failure.strerror}", "check the disk and the permissions") from failure
-    return values.reshape(entry.shape)
 
 
 def _fill(file: Any, raw: np.ndarray) -> bool:

@@ -81,6 +81,9 @@ class Memory:
     def stored_type(self, name: str) -> str:
         return "F32"
 
+    def stored_grid(self, name: str) -> None:
+        return None
+
     def read(self, name: str) -> np.ndarray:
         return self.weights[name].copy()
 

@@ -89,6 +89,9 @@ class FakeCheckpoint:
     def stored_type(self, name: str) -> str:
         raise KeyError(name)
 
+    def stored_grid(self, name: str) -> None:
+        return None
+
     def read(self, name: str) -> np.ndarray:
         raise KeyError(name)
 
