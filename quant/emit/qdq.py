@@ -43,6 +43,7 @@ class Emitter:
         self._weights: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._zeros: dict[int, ir.Value] = {}
         self._activations: dict[tuple[int, int], ir.Value] = {}
+        self._pads: dict[tuple[int, int], ir.Value] = {}
         self._static: dict[tuple[int, Range], ir.Value] = {}
 
     def linear(self, node: ir.Node) -> ir.Value:
@@ -64,7 +65,12 @@ class Emitter:
         blocks = {"axis": 0, "block_size": group} if group else {"axis": 1}
         activation = node.attributes["activation"].as_string()
         static = activation in STATIC_BITS
-        x = self._ranged(at, node, "input", node.inputs[0]) if static else self._activation(at, node, group, columns, activation)
+        if static:
+            assert node.inputs[0] is not None
+            missing = groups_of(columns, group) * group_size(columns, group) - columns
+            x = self._ranged(at, node, "input", self._padded(at, node.inputs[0], missing))
+        else:
+            x = self._activation(at, node, group, columns, activation)
         y = at.value("MatMul", [x, at.value("DequantizeLinear", parts, blocks)])
         if len(node.inputs) > 3 and node.inputs[3] is not None:
             y = at.value("Add", [y, node.inputs[3]])
@@ -152,7 +158,8 @@ class Emitter:
     def _activation(self, at: Writer, node: ir.Node, group: int, columns: int, activation: str) -> ir.Value:
         """x [...,K] padded to whole groups and, for dynamic ones, on the grid of int8 per block; shared by all readers.
 
-        A token is one block as wide as the row. scale = max|block| / 127; round half to even; no clipping is needed, as |x| / scale is at most 127.
+        A token is one block as wide as the row.
+        scale = max|block| / 127; round half to even; no clipping is needed, as |x| / scale is at most 127.
 
             x - Pad - Reshape [...,G,g] -+- Abs - ReduceMax - Max - Div 127 -+- scale
                                          +- Div (scale) - Round - Mul (scale) - Reshape [...,Kp]
@@ -166,10 +173,7 @@ class Emitter:
         if key in self._activations:
             return self._activations[key]
         rank = len(x.shape) if x.shape is not None else 3
-        value = x
-        if count * size != columns:
-            pads = np.array([0] * (2 * rank - 1) + [count * size - columns])
-            value = at.value("Pad", [value, at.constant(pads)], name="quantize/Pad")
+        value = self._padded(at, x, count * size - columns)
         if activation != "float":
             keep = [0] * (rank - 1)
             blocks = at.value("Reshape", [value, at.constant(np.array([*keep, count, size]))], name="quantize/Reshape_blocks")
@@ -184,13 +188,22 @@ class Emitter:
         self._activations[key] = value
         return value
 
+    def _padded(self, at: Writer, x: ir.Value, missing: int) -> ir.Value:
+        """x with so many zeros at the end of each row; shared by all readers."""
+        if not missing:
+            return x
+        key = (id(x), missing)
+        if key not in self._pads:
+            rank = len(x.shape) if x.shape is not None else 3
+            pads = np.array([0] * (2 * rank - 1) + [missing])
+            self._pads[key] = at.value("Pad", [x, at.constant(pads)], name="quantize/Pad")
+        return self._pads[key]
 
-    def _ranged(self, at: Writer, node: ir.Node, side: str, value: ir.Value | None) -> ir.Value:
+    def _ranged(self, at: Writer, node: ir.Node, side: str, value: ir.Value) -> ir.Value:
         """`value` through QuantizeLinear and DequantizeLinear with the node's calibrated range of that side.
 
         Readers of one value share its pair, as they share its range. Zero points are unsigned 8- or 16-bit scalars.
         """
-        assert value is not None
         taken = range_of(node, side)
         key = (id(value), taken)
         if key not in self._static:

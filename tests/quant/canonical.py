@@ -90,13 +90,17 @@ def target(name: str, **weights: object) -> Target:
     return found.model_copy(update={"weights": found.weights.model_copy(update=weights)})
 
 
-def session(model: ir.Model, folder: Path, optimized: Path | None = None) -> ort.InferenceSession:
-    """The model saved with external data and opened on the processor."""
+def session(
+    model: ir.Model, folder: Path, optimized: Path | None = None, options_of: Target | None = None
+) -> ort.InferenceSession:
+    """The model saved with external data and opened on the processor, with the session options of a target's file."""
     folder.mkdir(parents=True, exist_ok=True)
     ir.save(model, folder / "model.onnx", external_data="model.data", size_threshold_bytes=200)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    for key, value in (options_of.options if options_of else {}).items():
+        options.add_session_config_entry(key, value)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
     return ort.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])

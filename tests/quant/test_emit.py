@@ -193,7 +193,8 @@ def test_one_scale_a_row_where_the_target_takes_it(tmp_path: Path) -> None:
     emit(model, rows)
     assert scales.shape == (24, 1)
     x = inputs(rng, 7, 100, 100)
-    y, wanted = session(model, tmp_path).run(None, {"x": x[None]})[0][0], emulate(x, q, scales, 100)
+    opened = session(model, tmp_path, options_of=rows)
+    y, wanted = opened.run(None, {"x": x[None]})[0][0], emulate(x, q, scales, 100)
     assert np.abs(y - wanted).max() <= 1e-5 * np.abs(wanted).max(), f"seed {seed}"
 
 
