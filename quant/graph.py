@@ -91,14 +91,25 @@ class Writer:
         domain: str = "",
         name: str = "",
     ) -> ir.Value:
-        """The output of a new node called `<path>/<name or op>`."""
-        full = f"{self.path}/{name or op}"
+        """The output of a new node called `<path>/<name or op>`, numbered if the graph has that name already."""
+        full = self._free(f"{self.path}/{name or op}")
         node = ir.node(
             op, list(inputs), dict(attributes or {}), domain=domain, name=full, outputs=[ir.Value(name=f"{full}/output_0")]
         )
         node.metadata_props.update(self.anchor.metadata_props)
         self.graph.insert_before(self.anchor, node)
         return node.outputs[0]
+
+    def _free(self, name: str) -> str:
+        taken = self.graph.meta.setdefault("quant.names", set())
+        if not taken:
+            taken.update(node.name for node in self.graph)
+        free, count = name, 1
+        while free in taken:
+            count += 1
+            free = f"{name}_{count}"
+        taken.add(free)
+        return free
 
     def constant(self, array: np.ndarray | np.float32) -> ir.Value:
         """A small constant, one initializer for all that ask for the same."""
