@@ -126,6 +126,7 @@ class Weights:
             return array if restore is None else restore(array)
 
         tensor = lazy(name, shape, ir.DataType.FLOAT, read)
+        tensor.meta[vocabulary.STORED_TYPE] = checkpoint.stored_type(stored.name)
         grid = checkpoint.stored_grid(stored.name)
         if grid is not None and (restore is None or stored.moves_rows):
             tensor.meta[vocabulary.STORED_GRID] = grid if restore is None else _moved(grid, restore)

@@ -3,8 +3,8 @@
 Knows: how a planned node is rewritten. Does not know: which form it gets (`quant.plan`), how integers are found
 (`quant.solvers`), what a target's graph looks like (`quant.emit`).
 
-    Linear(x, weight, bias?)   ->  QuantLinear(x, q, scales, bias?, zero_points?)    bits, group, activation
-    Embedding(ids, weight)     ->  QuantEmbedding(ids, q, scales)                    bits, group
+    Linear(x, weight, bias?)   ->  QuantLinear(x, q, scales, bias?, zero_points?, offsets?)    bits, group, activation
+    Embedding(ids, weight)     ->  QuantEmbedding(ids, q, scales, -, zero_points?, offsets?)   bits, group
 """
 
 import math
@@ -25,6 +25,9 @@ from quant.moments import Moments
 from quant.plan import Plan, plans
 from quant.scheme import Form, Scheme
 from quant.spill import Spilled
+
+PARTS = (".q", ".scales", ".zero_points", ".offsets")
+"""Endings of the initializers that take a weight's place."""
 
 Progress = Callable[[int, int, str], None]
 """(parameters done, parameters in all, name of the weight)."""
@@ -136,7 +139,7 @@ def decide(
         done += rows * columns
     if progress:
         progress(done, total, "")
-    taken = {f"{matrix.name}{suffix}" for matrix in matrices for suffix in (".q", ".scales", ".zero_points")}
+    taken = {f"{matrix.name}{suffix}" for matrix in matrices for suffix in PARTS}
     kept = tuple(_kept(value) for name, value in model.graph.initializers.items() if name not in taken)
     return Decision(scheme, target.name, tuple(matrices), kept)
 
@@ -199,18 +202,20 @@ def _rewrite(graph: ir.Graph, plan: Plan, spilled: Spilled) -> None:
     name, tags = plan.name, dict(plan.weight.metadata_props)
     q = add_initializer(graph, lazy(f"{name}.q", ir.DataType.INT8, spilled.q().shape, spilled.q), tags)
     scales = add_initializer(graph, lazy(f"{name}.scales", ir.DataType.FLOAT16, spilled.scales().shape, spilled.scales), tags)
-    zeros: list[ir.Value | None] = []
+    rest: list[ir.Value | None] = []
+    shape = spilled.scales().shape
     if not plan.form.symmetric:
-        shape = spilled.scales().shape
-        zeros = [add_initializer(graph, lazy(f"{name}.zero_points", ir.DataType.UINT8, shape, spilled.zero_points), tags)]
+        rest = [add_initializer(graph, lazy(f"{name}.zero_points", ir.DataType.UINT8, shape, spilled.zero_points), tags)]
+    elif plan.form.offsets:
+        rest = [None, add_initializer(graph, lazy(f"{name}.offsets", ir.DataType.FLOAT16, shape, spilled.offsets), tags)]
     for node in plan.nodes:
-        bias = list(node.inputs[2:]) or [None] * len(zeros)
+        bias = list(node.inputs[2:]) or [None] * bool(rest)
         attributes: dict[str, int | str] = {"bits": plan.form.bits, "group": plan.form.group}
         if node.op_type == LINEAR:
             attributes["activation"] = plan.form.activation
         decided = ir.node(
             QUANT_LINEAR if node.op_type == LINEAR else QUANT_EMBEDDING,
-            [node.inputs[0], q, scales, *bias, *zeros],
+            [node.inputs[0], q, scales, *bias, *rest],
             attributes,
             domain=DOMAIN,
             name=node.name,

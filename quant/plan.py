@@ -3,7 +3,7 @@
 Knows: roles, ties, what a target's operator can hold. Does not know: how integers are found, any one scheme.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -102,12 +102,12 @@ def _plan(weight: ir.Value, scheme: Scheme, target: Target) -> Plan:
             f"{name} is both embedding and head, and scheme {scheme.name} gives them different forms",
             "give embed and head the same bits and group",
         )
-    form = forms[0] if linear or not forms[0].bits else Form(forms[0].bits, forms[0].group, "float")
+    form = forms[0] if linear or not forms[0].bits else replace(forms[0], activation="float")
     if form.bits:
         _check_held(form, roles, scheme, target)
         if weight.const_value is not None and len(shape := sizes(weight.const_value)) != 2:
             raise BadInput(f"weight {name} has shape {list(shape)}", "a Linear or Embedding takes a matrix")
-    solver = scheme.solver
+    solver = scheme.solver_of(name)
     if set(roles) & set(TABLES) and solvers.find(solver).NEEDS_MOMENTS:
         solver = "fit"
     return Plan(weight, nodes, roles, form, solver, scheme.reason(name))

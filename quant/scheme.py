@@ -13,6 +13,9 @@ from appliance.errors import TargetError
 RoleRules = Mapping[str, Mapping[str, int]]
 """Exceptions by role, as target files and options write them: {"mlp.down": {"bits": 8}}; keys bits and group."""
 
+STORED = "stored"
+"""The solver of weights whose integers the checkpoint holds already."""
+
 TABLES = ("embed", "head")
 """Roles of the matrices with one row a word: they are no part of the body, whose size a budget is about."""
 
@@ -26,12 +29,15 @@ class Form:
         group: neighbours along a row that share a scale; 0 = the whole row.
         activation: one of `vocabulary.ACTIVATIONS`.
         symmetric: value = q * scale; otherwise every group has a zero point too.
+        offsets: every group has an offset, a float number: value = (q + 2^(bits-1)) * scale + offset. Only what is carried over
+            from a checkpoint has them.
     """
 
     bits: int
     group: int
     activation: str
     symmetric: bool = True
+    offsets: bool = False
 
 
 FLOAT = Form(bits=0, group=0, activation="float")
@@ -39,11 +45,16 @@ FLOAT = Form(bits=0, group=0, activation="float")
 
 @dataclass(frozen=True)
 class WeightRule:
-    """An exception for one weight, with the reason that the record will give. None leaves what the scheme says."""
+    """An exception for one weight, with the reason that the record will give. None leaves what the scheme says.
+
+    Attributes:
+        stored: the weight is carried over as the checkpoint holds it, in this form (its activation is left to the scheme).
+    """
 
     reason: str
     bits: int | None = None
     group: int | None = None
+    stored: Form | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +109,17 @@ class Scheme:
         for rules, where in ((target or {}, "the target"), (self.options.roles, "the options")):
             form = _ruled(form, role, rules, f"scheme {self.name} with {where}")
         own = self.options.weights.get(weight)
+        if own is not None and own.stored is not None:
+            return replace(own.stored, activation=form.activation)
         if own is not None:
             changes = {key: value for key, value in (("bits", own.bits), ("group", own.group)) if value is not None}
             form = _ruled(form, role, {role: changes}, f"scheme {self.name} with its exception for {weight}")
         return replace(form, symmetric=self.options.symmetric or form.bits != 4 or role in TABLES)
+
+    def solver_of(self, weight: str) -> str:
+        """Who finds the integers of a weight of the body: the scheme's solver, or nobody where the checkpoint has them."""
+        own = self.options.weights.get(weight)
+        return STORED if own is not None and own.stored is not None else self.solver
 
     def reason(self, weight: str) -> str:
         """Why the weight is an exception; "" when it is none."""

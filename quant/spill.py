@@ -5,6 +5,7 @@ Knows: files and keys. Does not know: graphs or how integers are found.
     <key>.q.npy   int8 [N,K]      written under a temporary name, then renamed
     <key>.s.npy   float16 [N,G]   likewise
     <key>.z.npy   uint8 [N,G]     likewise, only where the form has zero points
+    <key>.o.npy   float16 [N,G]   likewise, only where the form has offsets
     <key>.json    what was lost; renamed last, so files without it are unfinished and are written again
 """
 
@@ -49,13 +50,18 @@ class Spilled:
         zero_points: Bytes = np.load(_path(self.folder, self.key, "z"), mmap_mode="r")
         return zero_points
 
+    def offsets(self) -> Halves:
+        """[N,ceil(K/group)], mapped from disk; `OSError` when the form has none."""
+        offsets: Halves = np.load(_path(self.folder, self.key, "o"), mmap_mode="r")
+        return offsets
+
 
 def key_of(identity: str, shape: tuple[int, ...], form: Form, solver: str, calibration: str) -> str:
     """Name of the files: changes with the weights, the form, the solver's version and the calibration text.
 
     How activations are computed does not change the integers, so it is no part of it.
     """
-    text = json.dumps([identity, list(shape), form.bits, form.group, form.symmetric, solver, calibration])
+    text = json.dumps([identity, list(shape), form.bits, form.group, form.symmetric, form.offsets, solver, calibration])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -77,6 +83,8 @@ def find(work: Path, key: str, shape: tuple[int, ...], form: Form) -> Spilled | 
         whole = found.q().shape == shape and found.scales().shape == groups
         if not form.symmetric:
             whole = whole and found.zero_points().shape == groups
+        if form.offsets:
+            whole = whole and found.offsets().shape == groups
     except (OSError, ValueError, TypeError, KeyError, EOFError):
         return None  # missing, cut short or damaged: the caller writes it again
     return found if whole else None
@@ -88,6 +96,8 @@ def write(work: Path, key: str, solved: Solved) -> Spilled:
     arrays = {"q": solved.q, "s": solved.scales}
     if solved.zero_points is not None:
         arrays["z"] = solved.zero_points
+    if solved.offsets is not None:
+        arrays["o"] = solved.offsets
     told = json.dumps({"error": asdict(solved.error), "proxy": solved.proxy, "fell_back": solved.fell_back})
     try:
         for part, array in arrays.items():

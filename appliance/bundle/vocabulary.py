@@ -17,15 +17,17 @@ RMS_NORM = "RMSNorm"
 LINEAR = "Linear"
 """(x [...,K], weight [N,K] as the checkpoint stores it, bias [N]?) -> [...,N]."""
 QUANT_LINEAR = "QuantLinear"
-"""A decided Linear: (x [...,K], q [N,K] int8, scales [N,G], bias [N]?, zero_points [N,G] uint8?) -> [...,N]; G = ceil(K/group).
+"""A decided Linear: (x [...,K], q [N,K] int8, scales [N,G], bias [N]?, zero_points [N,G] uint8?, offsets [N,G] float16?)
+-> [...,N]; G = ceil(K/group).
 
 Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row), activation (see `ACTIVATIONS`); a static one
 has input_scale, input_zero_point, output_scale, output_zero_point too: value = (u - zero_point) * scale, u unsigned.
 q holds signed integers: -8..7 for 4 bits, -128..127 for 8. value = q * scale; with zero points, which are unsigned as the
-operators store them, value = (q - (zero_point - 2^(bits-1))) * scale."""
+operators store them, value = (q - (zero_point - 2^(bits-1))) * scale; with offsets, value = (q + 2^(bits-1)) * scale + offset:
+an offset is what the lowest integer stands for. Only one of the two can be there."""
 QUANT_EMBEDDING = "QuantEmbedding"
-"""A decided Embedding: (ids [B,S], q [V,D] int8, scales [V,ceil(D/group)]) -> [B,S,D]; attributes bits, group.
-Tied to the head when both name the same q and scales."""
+"""A decided Embedding: (ids [B,S], q [V,D] int8, scales [V,G], -, -, offsets [V,G] float16?) -> [B,S,D]; attributes bits, group.
+Inputs are numbered as QuantLinear's are. Tied to the head when both name the same q and scales."""
 ATTENTION = "Attention"
 """(q [B,S,H*d], k [B,S,Hkv*d], v [B,S,Hkv*d], past_key, past_value [B,Hkv,past,d], cos, sin [positions, rotary/2],
 key_scale, value_scale [Hkv,1,d]) -> (y [B,S,H*d], present_key, present_value [B,Hkv,T,d]).
@@ -51,6 +53,9 @@ PARTS = "parts"
 STORED_GRID = "stored_grid"
 """In the `meta` of a weight's lazy tensor, never in a file: the integers that the checkpoint holds, where it is quantized
 already. It belongs to these very numbers: a pass that changes them makes another tensor, which has none."""
+
+STORED_TYPE = "stored_type"
+"""Likewise: what the checkpoint calls the type it keeps the weight in ("Q6_K", "BF16")."""
 
 ROLES = frozenset(
     {

@@ -40,7 +40,7 @@ def emit(model: ir.Model, target: Target) -> None:
     if have < form.OPSET:
         raise TargetError(f"{form.OPERATOR} weights need opset {form.OPSET}, the graph has {have}", "build it with a newer one")
     emitter = form.Emitter(target)
-    weights = [value for node in nodes for value in (*node.inputs[1:3], *node.inputs[4:5]) if value is not None]
+    weights = [value for node in nodes for value in (*node.inputs[1:3], *node.inputs[4:6]) if value is not None]
     for node in nodes:
         output = emitter.linear(node) if node.op_type == QUANT_LINEAR else emitter.embedding(node)
         replace(node, output)

@@ -12,6 +12,7 @@ from appliance.errors import TargetError
 from appliance.targets.capabilities import Target
 from quant.arrays import groups_of, pack_rows, pack_zeros
 from quant.graph import Writer, add_initializer, lazy, sizes, tensor_of
+from quant.offsets import Offsets
 from quant.scheme import Form
 
 OPERATOR = "MatMulNBits"
@@ -38,6 +39,7 @@ class Emitter:
         self._packed: dict[int, ir.Value] = {}
         self._scales: dict[int, ir.Value] = {}
         self._zeros: dict[int, ir.Value] = {}
+        self._offsets = Offsets()
 
     def linear(self, node: ir.Node) -> ir.Value:
         """The output that takes the place of a QuantLinear's.
@@ -45,6 +47,8 @@ class Emitter:
              scales (fp16) - Cast -+        (the Cast is folded when the session is loaded)
                         B (uint8) -+- MatMulNBits - y
         x, zero points, bias (maybe) -+
+
+        Offsets add what `quant.offsets` says.
         """
         at = Writer(node)
         bits, group = _shape_of(node)
@@ -63,7 +67,10 @@ class Emitter:
             inputs.append(self._packed_zeros(at, node, zeros, bits))
         if bias is not None:
             inputs += [None] * (5 - len(inputs)) + [bias]
-        return at.value("MatMulNBits", inputs, attributes, domain="com.microsoft")
+        y = at.value("MatMulNBits", inputs, attributes, domain="com.microsoft")
+        if len(node.inputs) < 6 or node.inputs[5] is None:
+            return y
+        return self._offsets.added(at, node, y, self._float_scales(at, node))
 
     def embedding(self, node: ir.Node) -> ir.Value:
         """The output that takes the place of a QuantEmbedding's: float rows [B,S,D].
@@ -73,6 +80,8 @@ class Emitter:
             scales [V,G] - Cast - Unsqueeze -+
                      data [V,G,g*bits/8] ----+- GatherBlockQuantized [B,S,G,g] - Reshape [B,S,G*g] - Slice (if D < G*g)
                                   ids [B,S] -+
+
+        With offsets, Unsqueeze(Gather(middles [V,G], ids)) is added to the blocks.
         """
         at = Writer(node)
         bits, group = _shape_of(node)
@@ -82,6 +91,11 @@ class Emitter:
         attributes = {"bits": bits, "block_size": group, "gather_axis": 0, "quantize_axis": 2}
         data = self._weight(at, node, bits, group)
         rows = at.value("GatherBlockQuantized", [data, node.inputs[0], scales], attributes, domain="com.microsoft")
+        if len(node.inputs) > 5 and node.inputs[5] is not None:
+            middles = self._offsets.middles(at, node, self._float_scales(at, node))
+            picked = at.value("Gather", [middles, node.inputs[0]], {"axis": 0}, name="offsets/Gather")
+            picked = at.value("Unsqueeze", [picked, at.constant(np.array([3]))], name="offsets/Unsqueeze")
+            rows = at.value("Add", [rows, picked], name="offsets/Add")
         flat = at.value("Reshape", [rows, at.constant(np.array([0, 0, width]))])
         return flat if width == columns else at.cut(flat, columns)
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from appliance.targets.capabilities import Target
 from quant.arrays import group_size, groups_of, pack_columns
 from quant.graph import Writer, add_initializer, lazy, sizes, tensor_of
+from quant.offsets import Offsets
 from quant.scheme import Form
 from quant.static import STATIC_BITS, Range, range_of
 
@@ -30,6 +31,8 @@ def refusal(form: Form, roles: tuple[str, ...]) -> str | None:
     """Rows of an embedding are picked as bytes, so 4 bits (two weights a byte) cannot be."""
     if "embed" in roles and form.bits != 8:
         return "standard operators cannot pick rows of packed 4-bit weights, an embedding takes 8 bits"
+    if form.offsets and form.activation in STATIC_BITS:
+        return "static activations leave no place for the float offsets of groups"
     if form.activation not in ("float", "block-dynamic", "token-dynamic", *STATIC_BITS):
         return f"this form has no {form.activation} activations"
     return None
@@ -44,6 +47,7 @@ class Emitter:
         self._zeros: dict[int, ir.Value] = {}
         self._activations: dict[tuple[int, int], ir.Value] = {}
         self._pads: dict[tuple[int, int], ir.Value] = {}
+        self._offsets = Offsets()
         self._static: dict[tuple[int, Range], ir.Value] = {}
 
     def linear(self, node: ir.Node) -> ir.Value:
@@ -72,6 +76,8 @@ class Emitter:
         else:
             x = self._activation(at, node, group, columns, activation)
         y = at.value("MatMul", [x, at.value("DequantizeLinear", parts, blocks)])
+        if len(node.inputs) > 5 and node.inputs[5] is not None:
+            y = self._offsets.added(at, node, y, at.value("Transpose", [parts[1]], {"perm": [1, 0]}, name="scales/Transpose"))
         if len(node.inputs) > 3 and node.inputs[3] is not None:
             y = at.value("Add", [y, node.inputs[3]])
         return self._ranged(at, node, "output", y) if static else y

@@ -30,6 +30,7 @@ class Solved:
         scales: [N,G] float16, G = ceil(K/group).
         zero_points: [N,G] uint8 in 0..2^bits-1, None when symmetric. value = (q - (zero_point - 2^(bits-1))) * scale.
         error: what was lost of the weights themselves.
+        offsets: [N,G] float16, None when the form has none. value = (q + 2^(bits-1)) * scale + offset.
         proxy: what is lost of the outputs on the calibration text, relative: mean |x (W - W')^T|^2 / mean |x W^T|^2. None
             where there were no moments.
         fell_back: why the plainer way was taken for this matrix; "" when it was not.
@@ -41,6 +42,7 @@ class Solved:
     error: FitError
     proxy: float | None = None
     fell_back: str = ""
+    offsets: Halves | None = None
 
 
 class Solver(Protocol):
