@@ -187,7 +187,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
     with pytest.raises(OSError, match="No space left"):
         decide_on(linear_model(Weight("proj.weight", "attn.q", table())), tmp_path)
     assert not list(tmp_path.iterdir())

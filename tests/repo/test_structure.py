@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "appliance": {"appliance"},  # config, daemon, cli and its commands compose
     "export.parity": {"export", "appliance.bundle", "appliance.targets", "appliance.runtime"},
     "export.build": {"export", "quant", "appliance.bundle", "appliance.targets"},
+    "export.stages": {"export", "quant", "appliance.bundle", "appliance.targets"},
     "export.command": {
         "export",
         "quant",

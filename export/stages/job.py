@@ -1,0 +1,110 @@
+"""What a build is about: the request, and the state that its stages hand on.
+
+Knows: what belongs together in one build. Does not know: what any stage does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from appliance.bundle import store
+from appliance.targets.capabilities import Target
+from export.arch import Opened
+from export.tokenizer import TokenizerFiles
+from quant.scheme import Scheme
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage ("calibrate", "quantize", "write"), how much of it is done and how much there is, as it goes."""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        source: checkpoint file or folder.
+        targets: one variant is built for each.
+        scheme: how weights and activations are kept.
+        destination: folder of the bundle; an older bundle there is replaced when the new one is whole.
+        name: the model's id on the endpoint.
+        context: tokens of context, 0 = as many as the model was made for.
+        command: the command line that makes this bundle again.
+        license: the one it was pulled under, for a checkpoint that states none itself; "" = unknown.
+        calibration: text file, folder of text files, or a record.json whose tokens are taken; None = the model writes its own.
+        calibration_tokens: how many tokens to calibrate with.
+    """
+
+    source: Path
+    targets: tuple[Target, ...]
+    scheme: Scheme
+    destination: Path
+    name: str
+    context: int
+    command: str
+    license: str = ""
+    calibration: Path | None = None
+    calibration_tokens: int = 32768
+
+    @property
+    def work(self) -> Path:
+        """Folder of the decisions that an interrupted build left for the next one."""
+        return self.destination.parent / f".{self.destination.name}.work"
+
+
+@dataclass(frozen=True)
+class Change:
+    """An exact rewrite of the float canonical graph, made before anything is planned (a rotation).
+
+    Attributes:
+        fingerprint: changes with the weights that it makes of given ones.
+        apply: works in place.
+    """
+
+    fingerprint: str
+    apply: Callable[[ir.Model], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build under way. A stage takes it and gives it back with what it found out (`dataclasses.replace`).
+
+    Attributes:
+        opened: the checkpoint, its context as asked for.
+        hashes: sha256 of the checkpoint's files, by name.
+        tokenizer: what was written of it.
+        scheme: the request's, with the exceptions that a chooser made.
+        changes: what happens to every canonical graph before it is planned, in order.
+        calibration: fingerprint of the calibration, by target; what `decide` finds calibrated results by.
+        evidence: parts of record.json that stages found out, by key.
+    """
+
+    request: BuildRequest
+    opened: Opened
+    writer: store.BundleWriter
+    progress: Progress
+    hashes: Mapping[str, str]
+    tokenizer: TokenizerFiles
+    scheme: Scheme
+    changes: tuple[Change, ...] = ()
+    calibration: Mapping[str, str] | None = None
+    evidence: Mapping[str, Any] | None = None
+
+    @property
+    def source(self) -> str:
+        """Fingerprint of the float weights: the checkpoint's files and the changes."""
+        files = [f"{name}={digest}" for name, digest in sorted(self.hashes.items())]
+        return " ".join([*files, *(change.fingerprint for change in self.changes)])
+
+    def model(self) -> ir.Model:
+        """A fresh canonical float graph, changed as all of this build's are."""
+        model = self.opened.build()
+        for change in self.changes:
+            change.apply(model)
+        return model
+
+    def fingerprint(self, target: Target) -> str:
+        """Of the calibration for that target; "" when nothing is calibrated."""
+        return (self.calibration or {}).get(target.name, "")
