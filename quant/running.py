@@ -1,0 +1,63 @@
+"""A bundle's own graphs at work: logits of every position of a window, and the text they write by themselves.
+
+Knows: the decoder that serves requests, in steps that keep memory small. Does not know: what the logits are compared with.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from appliance.bundle.store import Bundle
+from appliance.runtime.decoder import Decoder, open_decoder
+from appliance.runtime.session import give_back_memory
+from quant.evaluate import Floats, rows_at_once
+from quant.windows import Ids
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One opened variant of a bundle.
+
+    Attributes:
+        provider: who runs it, read back from the session.
+    """
+
+    decoder: Decoder
+    vocabulary: int
+
+    @property
+    def provider(self) -> str:
+        return self.decoder.placement.provider
+
+    def logits(self, ids: Ids) -> Iterator[Floats]:
+        """Logits [rows,V] of all positions of a window, a few rows at a time, in order; copy what must last."""
+        state = self.decoder.new_state(len(ids))
+        step = max(1, min(self.decoder.chunk, rows_at_once(self.vocabulary)))
+        for start in range(0, len(ids), step):
+            part = ids[start : start + step]
+            yield self.decoder.run(state, part, len(part))
+
+    def write(self, prompt: Sequence[int], count: int) -> list[int]:
+        """`count` tokens after `prompt`, the likeliest each time; an end token does not end it."""
+        state = self.decoder.new_state(len(prompt) + count)
+        ids = np.asarray(prompt, np.int64)
+        for start in range(0, len(ids), self.decoder.chunk):
+            logits = self.decoder.run(state, ids[start : start + self.decoder.chunk], 1)
+        found: list[int] = []
+        while True:
+            found.append(int(logits[-1].argmax()))
+            if len(found) == count:
+                return found
+            logits = self.decoder.run(state, found[-1:], 1)
+
+    def close(self) -> None:
+        """Free the sessions, and give their memory back to the system."""
+        self.decoder.close()
+        give_back_memory()
+
+
+def open_shipped(bundle: Bundle, target: str, threads: int = 0, targets: Path | None = None) -> Shipped:
+    """Open the graphs of one target; errors as `appliance.runtime.decoder.open_decoder` has them."""
+    return Shipped(open_decoder(bundle, target, threads, targets=targets), bundle.manifest.vocab_size)
