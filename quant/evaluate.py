@@ -193,9 +193,12 @@ def _by_position(windows: Sequence[Rows]) -> tuple[Share, ...]:
 
 @dataclass
 class Likeness:
-    """How like two streams of vectors are: signal to noise, and the mean cosine of their rows."""
+    """How like two streams of vectors are: signal to noise, and the mean cosine of their rows.
 
-    signal: float = 0.0
+    Noise is relative to its own row: some models have a few rows a thousand times as long as the others (the first token's,
+    most often), and a sum over all would be about those alone.
+    """
+
     noise: float = 0.0
     cosines: float = 0.0
     rows: int = 0
@@ -204,9 +207,10 @@ class Likeness:
         """Rows [...,D] of both; a row of zeros is like another of zeros and like nothing else."""
         one = np.asarray(reference, np.float64).reshape(-1, reference.shape[-1])
         two = np.asarray(other, np.float64).reshape(one.shape)
-        self.signal += float((one**2).sum())
-        self.noise += float(((one - two) ** 2).sum())
-        lengths = np.sqrt((one**2).sum(1) * (two**2).sum(1))
+        signal = (one**2).sum(1)
+        noise = ((one - two) ** 2).sum(1)
+        self.noise += float(np.divide(noise, signal, out=np.where(noise == 0, 0.0, 1.0), where=signal > 0).sum())
+        lengths = np.sqrt(signal * (two**2).sum(1))
         dots = (one * two).sum(1)
         alike = np.divide(dots, lengths, out=(one == two).all(1).astype(np.float64), where=lengths != 0)
         self.cosines += float(alike.sum())
@@ -214,10 +218,10 @@ class Likeness:
 
     @property
     def snr_db(self) -> float | None:
-        """10 log10(signal / noise); None when both streams are equal, or one of them is not finite."""
+        """-10 log10 of the mean of |error|^2 / |row|^2; None when both streams are equal, or one of them is not finite."""
         if self.noise == 0 or not np.isfinite(self.noise):
             return None
-        return float(10 * np.log10(max(self.signal, 1e-300) / self.noise))
+        return float(-10 * np.log10(self.noise / self.rows))
 
     @property
     def cosine(self) -> float | None:

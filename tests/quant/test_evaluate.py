@@ -152,14 +152,24 @@ def test_the_likeness_of_streams() -> None:
     like = Likeness()
     like.add(one[:1], two[:1])
     like.add(one[1], two[1])
-    signal = math.fsum(float(value) ** 2 for value in one.flat)
-    noise = math.fsum((float(a) - float(b)) ** 2 for a, b in zip(one.flat, two.flat, strict=True))
-    assert like.snr_db == pytest.approx(10 * math.log10(signal / noise), rel=1e-6), seed
+    shares = []
+    for a, b in zip(one.reshape(-1, 12).tolist(), two.reshape(-1, 12).tolist(), strict=True):
+        noise = math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+        shares.append(noise / math.fsum(x**2 for x in a))
+    assert like.snr_db == pytest.approx(-10 * math.log10(statistics.mean(shares)), rel=1e-6), seed
     cosines = []
     for a, b in zip(one.reshape(-1, 12).tolist(), two.reshape(-1, 12).tolist(), strict=True):
         cosines.append(math.sumprod(a, b) / math.hypot(*a) / math.hypot(*b) if hasattr(math, "sumprod") else
                        sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b))  # fmt: skip
     assert like.cosine == pytest.approx(statistics.mean(cosines), rel=1e-6), seed
+
+
+def test_one_long_row_does_not_hide_the_others() -> None:
+    one = np.ones((10, 4))
+    one[0] *= 1e4
+    like = Likeness()
+    like.add(one, one + np.where(np.arange(10) == 0, 0.0, 0.1)[:, None])
+    assert like.snr_db == pytest.approx(20 - 10 * math.log10(0.9))
 
 
 def test_likeness_of_equal_empty_and_broken_streams() -> None:
