@@ -113,7 +113,7 @@ class _Store:
 
 def _bytes_of(tensor: ir.TensorProtocol) -> memoryview:
     """The tensor's bytes as ONNX stores them, without a second copy where the numbers lie in order already."""
-    if tensor.dtype in (ir.DataType.INT4, ir.DataType.UINT4):
+    if tensor.dtype.bitwidth < 8:
         return memoryview(tensor.tobytes())
     array = np.ascontiguousarray(tensor.numpy())
     return array.reshape(-1).view(np.uint8).data

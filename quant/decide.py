@@ -201,7 +201,8 @@ def _matrix(plan: Plan, spilled: Spilled) -> Matrix:
 def _rewrite(graph: ir.Graph, plan: Plan, spilled: Spilled) -> None:
     name, tags = plan.name, dict(plan.weight.metadata_props)
     q = add_initializer(graph, lazy(f"{name}.q", ir.DataType.INT8, spilled.q().shape, spilled.q), tags)
-    scales = add_initializer(graph, lazy(f"{name}.scales", ir.DataType.FLOAT16, spilled.scales().shape, spilled.scales), tags)
+    kind = ir.DataType.from_numpy(spilled.scales().dtype)
+    scales = add_initializer(graph, lazy(f"{name}.scales", kind, spilled.scales().shape, spilled.scales), tags)
     rest: list[ir.Value | None] = []
     shape = spilled.scales().shape
     if not plan.form.symmetric:
@@ -213,6 +214,8 @@ def _rewrite(graph: ir.Graph, plan: Plan, spilled: Spilled) -> None:
         attributes: dict[str, int | str] = {"bits": plan.form.bits, "group": plan.form.group}
         if node.op_type == LINEAR:
             attributes["activation"] = plan.form.activation
+        if plan.form.element != "int":
+            attributes["element"] = plan.form.element
         decided = ir.node(
             QUANT_LINEAR if node.op_type == LINEAR else QUANT_EMBEDDING,
             [node.inputs[0], q, scales, *bias, *rest],

@@ -32,12 +32,17 @@ def sizes(tensor: ir.TensorProtocol) -> tuple[int, ...]:
 
 
 def lazy(name: str, dtype: ir.DataType, shape: Sequence[int], read: Callable[[], np.ndarray]) -> ir.LazyTensor:
-    """A tensor that `read` makes anew each time and nothing keeps. For INT4 `read` gives the packed bytes."""
+    """A tensor that `read` makes anew each time and nothing keeps.
+
+    For types of 4 bits `read` gives the packed bytes, for E8M0 the bytes.
+    """
 
     def evaluate() -> ir.TensorProtocol:
         array = read()
-        if dtype == ir.DataType.INT4:
+        if dtype in (ir.DataType.INT4, ir.DataType.FLOAT4E2M1):
             return ir.PackedTensor(array, dtype, shape=ir.Shape(shape), name=name)
+        if dtype == ir.DataType.FLOAT8E8M0:
+            array = array.view(dtype.numpy())
         return ir.Tensor(array, dtype=dtype, shape=ir.Shape(shape), name=name)
 
     return ir.LazyTensor(evaluate, dtype=dtype, shape=ir.Shape(shape), cache=False, name=name)

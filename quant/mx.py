@@ -91,7 +91,7 @@ def quantize_activations(x: np.ndarray) -> Floats:
     """x [...,K] as MXFP8 holds it, every block of 32 along K: float32 [...,K]. A block with NaN or infinity is all NaN."""
     shape = x.shape
     blocks = _blocks(x.reshape(-1, shape[-1]))
-    broken = ~np.isfinite(blocks).all(-1)
+    broken = np.logical_not(np.isfinite(blocks).all(axis=-1))
     blocks = np.where(broken[..., None], np.float32(0), blocks)
     exponents = shared_exponents(blocks, E4M3)
     values = np.ldexp(round_to(np.ldexp(blocks, -exponents[..., None]), E4M3), exponents[..., None])
@@ -156,7 +156,7 @@ def unpack_pairs(packed: Bytes, columns: int) -> Int8s:
 
 
 def pack_gguf(q: Int8s, scales: Floats) -> Bytes:
-    """GGUF's MXFP4: [N, G*17], a block being its E8M0 byte and 16 bytes with elements 0..15 low, 16..31 high (ggml's block_mxfp4)."""
+    """GGUF's MXFP4 (ggml's block_mxfp4): [N, G*17], a block being its E8M0 byte and 16 bytes: elements 0..15 low, 16..31 high."""
     codes = codes_of(_whole(q)).reshape(len(q), -1, 2, BLOCK // 2)
     blocks = np.concatenate([exponents_of(scales)[..., None], codes[:, :, 0] | (codes[:, :, 1] << np.uint8(4))], axis=-1)
     return blocks.reshape(len(q), -1)

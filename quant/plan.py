@@ -108,7 +108,9 @@ def _plan(weight: ir.Value, scheme: Scheme, target: Target) -> Plan:
         if weight.const_value is not None and len(shape := sizes(weight.const_value)) != 2:
             raise BadInput(f"weight {name} has shape {list(shape)}", "a Linear or Embedding takes a matrix")
     solver = scheme.solver_of(name)
-    if set(roles) & set(TABLES) and solvers.find(solver).NEEDS_MOMENTS:
+    if form.element != "int":
+        solver = form.element
+    elif solver == scheme.default.element or (set(roles) & set(TABLES) and solvers.find(solver).NEEDS_MOMENTS):
         solver = "fit"
     return Plan(weight, nodes, roles, form, solver, scheme.reason(name))
 
@@ -116,6 +118,12 @@ def _plan(weight: ir.Value, scheme: Scheme, target: Target) -> Plan:
 def _check_held(form: Form, roles: tuple[str, ...], scheme: Scheme, target: Target) -> None:
     what = f"scheme {scheme.name} keeps {' and '.join(roles)} in {form.bits} bits, group {form.group}"
     takes = target.weights
+    if form.element not in takes.elements:
+        raise TargetError(
+            f"scheme {scheme.name} keeps {' and '.join(roles)} in {form.element.upper()}; target {target.name} takes "
+            f"{_list(takes.elements)} weights, as every built-in target does",
+            "choose another scheme, or a target whose file names it in weights.elements",
+        )
     if form.bits not in takes.bits:
         raise TargetError(f"{what}; target {target.name} takes {_list(takes.bits)} bits", "choose another scheme")
     if form.group not in takes.groups:

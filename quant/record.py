@@ -5,23 +5,24 @@ Knows: a `Decision`. Does not know: graphs, or quality on text (`quant.evaluate`
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from appliance.bundle.manifest import SchemeSummary, WeightForm
 from quant.decide import Decision, Kept, Matrix
-from quant.scheme import Form, Options
+from quant.scheme import Form, Options, WeightRule
 
 _SCALE_BYTES = {"float16": 2, "float32": 4}
 
 
 def matrix_bytes(matrix: Matrix, scale_dtype: str = "float16") -> int:
-    """Bytes in the file: packed integers, the padding of partial groups included, scales and zero points."""
+    """Bytes in the file: packed integers, the padding of partial groups included, scales, zero points, offsets."""
     width, bits = matrix.form.group or matrix.columns, matrix.form.bits
     zeros = 0 if matrix.form.symmetric else matrix.rows * -(-(matrix.scales // matrix.rows) * bits // 8)
-    return matrix.scales * width * bits // 8 + matrix.scales * _SCALE_BYTES[scale_dtype] + zeros
+    scale = 1 if matrix.form.element == "mxfp4" else _SCALE_BYTES[scale_dtype]
+    offsets = 2 * matrix.scales if matrix.form.offsets else 0
+    return matrix.scales * width * bits // 8 + matrix.scales * scale + zeros + offsets
 
 
 def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
@@ -99,8 +100,12 @@ def _options(options: Options) -> dict[str, Any]:
         "group": options.group,
         "symmetric": options.symmetric,
         "roles": {role: dict(changes) for role, changes in options.roles.items()},
-        "weights": {name: asdict(rule) for name, rule in sorted(options.weights.items())},
+        "weights": {name: _rule(rule) for name, rule in sorted(options.weights.items()) if rule.stored is None},
     }
+
+
+def _rule(rule: WeightRule) -> dict[str, Any]:
+    return {"reason": rule.reason, "bits": rule.bits, "group": rule.group}
 
 
 def _bits(matrices: Iterable[Matrix], kept: Iterable[Kept], scale_dtype: str) -> float | None:
@@ -139,6 +144,8 @@ def _matrix(matrix: Matrix, scale_dtype: str) -> dict[str, Any]:
         "bits": matrix.form.bits,
         "group": matrix.form.group,
         "symmetric": matrix.form.symmetric,
+        "offsets": matrix.form.offsets,
+        "element": matrix.form.element,
         "solver": matrix.solver,
         "fell_back": matrix.fell_back,
         "reason": matrix.reason,

@@ -6,6 +6,7 @@ Knows: forms, options and which of two rules wins. Does not know: any one scheme
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from appliance.bundle.vocabulary import FLOAT_ROLES, ROLES
 from appliance.errors import TargetError
@@ -31,6 +32,7 @@ class Form:
         symmetric: value = q * scale; otherwise every group has a zero point too.
         offsets: every group has an offset, a float number: value = (q + 2^(bits-1)) * scale + offset. Only what is carried over
             from a checkpoint has them.
+        element: "int" = whole numbers; "mxfp4" = Microscaling FP4, see `quant.mx`.
     """
 
     bits: int
@@ -38,6 +40,7 @@ class Form:
     activation: str
     symmetric: bool = True
     offsets: bool = False
+    element: Literal["int", "mxfp4"] = "int"
 
 
 FLOAT = Form(bits=0, group=0, activation="float")
@@ -114,7 +117,7 @@ class Scheme:
         if own is not None:
             changes = {key: value for key, value in (("bits", own.bits), ("group", own.group)) if value is not None}
             form = _ruled(form, role, {role: changes}, f"scheme {self.name} with its exception for {weight}")
-        return replace(form, symmetric=self.options.symmetric or form.bits != 4 or role in TABLES)
+        return replace(form, symmetric=self.options.symmetric or form.bits != 4 or form.element != "int" or role in TABLES)
 
     def solver_of(self, weight: str) -> str:
         """Who finds the integers of a weight of the body: the scheme's solver, or nobody where the checkpoint has them."""

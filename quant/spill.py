@@ -93,7 +93,7 @@ def find(work: Path, key: str, shape: tuple[int, ...], form: Form) -> Spilled | 
 def write(work: Path, key: str, solved: Solved) -> Spilled:
     """Keep a result; when the disk is full nothing is left of it."""
     work.mkdir(parents=True, exist_ok=True)
-    arrays = {"q": solved.q, "s": solved.scales}
+    arrays: dict[str, np.ndarray] = {"q": solved.q, "s": solved.scales}
     if solved.zero_points is not None:
         arrays["z"] = solved.zero_points
     if solved.offsets is not None:
@@ -102,7 +102,7 @@ def write(work: Path, key: str, solved: Solved) -> Spilled:
     try:
         for part, array in arrays.items():
             replace_file(_path(work, key, part), lambda path, array=array: _save(path, array))  # type: ignore[misc]
-        replace_file(_path(work, key), lambda path: _text(path, told))
+        replace_file(_path(work, key), lambda path: write_text(path, told))
     except BaseException:
         for part in (*arrays, ""):
             _path(work, key, part).unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def _save(path: Path, array: np.ndarray) -> None:
         file.write(np.ascontiguousarray(array).data)
 
 
-def _text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 

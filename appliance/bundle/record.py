@@ -23,6 +23,10 @@ class MatrixRecord(StrictModel):
     bits: int
     group: int = Field(description="Weights that share a scale along a row; 0 = the whole row.")
     symmetric: bool = True
+    offsets: bool = Field(
+        default=False, description="Every group has a float offset: carried over from a checkpoint that has them."
+    )
+    element: str = Field(default="int", description='"int" or "mxfp4" (OCP Microscaling).')
     solver: str = ""
     fell_back: str = Field(default="", description="Why its solver took the plainer way.")
     reason: str = Field(default="", description="Why its form is an exception to the scheme.")
@@ -81,11 +85,12 @@ class TextRecord(StrictModel):
 class LayerRecord(StrictModel):
     """One layer's output against the float layer's, on real text.
 
-    Local: the quantized layer on the float model's input, what this layer loses by itself. Accumulated: on what the
-    quantized layers before it made. None = nothing was lost, or nothing finite came out.
+    Local: the quantized layer on the float model's input, by what it adds to the residual stream: what this layer loses by
+    itself. Accumulated: the residual stream after it, when the quantized layers before it feed it. No SNR = nothing was lost;
+    no cosine = nothing finite came out.
     """
 
-    layer: int
+    name: str = Field(description='"embed", "layers.3" or "head".')
     local_snr_db: float | None
     local_cosine: float | None
     snr_db: float | None

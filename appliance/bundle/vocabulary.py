@@ -24,7 +24,9 @@ Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row
 has input_scale, input_zero_point, output_scale, output_zero_point too: value = (u - zero_point) * scale, u unsigned.
 q holds signed integers: -8..7 for 4 bits, -128..127 for 8. value = q * scale; with zero points, which are unsigned as the
 operators store them, value = (q - (zero_point - 2^(bits-1))) * scale; with offsets, value = (q + 2^(bits-1)) * scale + offset:
-an offset is what the lowest integer stands for. Only one of the two can be there."""
+an offset is what the lowest integer stands for. Only one of the two can be there.
+Attribute element, where it is there: "mxfp4" = q holds twice the elements of Microscaling FP4, scales are float32 powers of two
+(half the block's): value = q * scale here too."""
 QUANT_EMBEDDING = "QuantEmbedding"
 """A decided Embedding: (ids [B,S], q [V,D] int8, scales [V,G], -, -, offsets [V,G] float16?) -> [B,S,D]; attributes bits, group.
 Inputs are numbered as QuantLinear's are. Tied to the head when both name the same q and scales."""
@@ -73,8 +75,9 @@ FLOAT_ROLES = frozenset(
 )
 """Roles that no scheme ever quantizes."""
 
-ACTIVATIONS = ("float", "block-dynamic", "token-dynamic", "static-u8", "static-u16")
-"""Granularity of a linear's activations: one int8 scale per weight block and row, per row, or calibrated ranges."""
+ACTIVATIONS = ("float", "block-dynamic", "token-dynamic", "static-u8", "static-u16", "mxfp8")
+"""Granularity of a linear's activations: one int8 scale per weight block and row, per row, calibrated ranges, or FP8 (E4M3) with
+a power of two per 32 of a row."""
 
 # Graph inputs and outputs, both forms.
 INPUT_IDS = "input_ids"

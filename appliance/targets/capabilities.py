@@ -17,6 +17,9 @@ class WeightForms(StrictModel):
     operator: Literal["MatMulNBits", "DequantizeLinear"] = Field(
         description="MatMulNBits: the contrib operator; DequantizeLinear: opset-21 Q/DQ around a plain MatMul."
     )
+    elements: tuple[Literal["int", "mxfp4"], ...] = Field(
+        default=("int",), description="int: whole numbers; mxfp4: Microscaling FP4 in blocks of 32 with a power of two each."
+    )
     bits: tuple[int, ...] = (4, 8)
     groups: tuple[int, ...] = Field(default=(32, 64, 128), description="0 = one scale a row.")
     symmetric_only: bool = False

@@ -16,6 +16,7 @@ from quant.offsets import Offsets
 from quant.scheme import Form
 
 OPERATOR = "MatMulNBits"
+ELEMENT = "int"
 OPSET = 13
 DOMAINS = ("com.microsoft",)
 

@@ -20,6 +20,7 @@ from quant.scheme import Form
 from quant.static import STATIC_BITS, Range, range_of
 
 OPERATOR = "DequantizeLinear"
+ELEMENT = "int"
 OPSET = 21
 DOMAINS: tuple[str, ...] = ()
 

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from appliance.errors import TargetError
-from quant.arrays import Bytes, FitError, Halves, Int8s
+from quant.arrays import Bytes, FitError, Floats, Halves, Int8s
 from quant.moments import Moments
 from quant.scheme import Form, nearest
 
@@ -27,7 +27,7 @@ class Solved:
 
     Attributes:
         q: [N,K] int8, -8..7 for 4 bits.
-        scales: [N,G] float16, G = ceil(K/group).
+        scales: [N,G] float16, G = ceil(K/group); float32 powers of two for Microscaling elements.
         zero_points: [N,G] uint8 in 0..2^bits-1, None when symmetric. value = (q - (zero_point - 2^(bits-1))) * scale.
         error: what was lost of the weights themselves.
         offsets: [N,G] float16, None when the form has none. value = (q + 2^(bits-1)) * scale + offset.
@@ -37,7 +37,7 @@ class Solved:
     """
 
     q: Int8s
-    scales: Halves
+    scales: Halves | Floats
     zero_points: Bytes | None
     error: FitError
     proxy: float | None = None
