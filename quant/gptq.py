@@ -252,7 +252,7 @@ class _Lines:
 
     def round(self, j: int, wanted: Floats) -> Floats:
         """The nearest u to `wanted` values [n] of column j."""
-        u = wanted * self._inverse[j]
+        u: Floats = wanted * self._inverse[j]
         np.rint(u, out=u)
         np.maximum(u, self._low[j], out=u)
         np.minimum(u, self._high[j], out=u)
