@@ -257,7 +257,7 @@ def _layers(found: EvaluationRecord | None) -> Sequence[Safe]:
     if found is None or not found.layers:
         return ()
     rows = [
-        (one.layer, words.decibels(one.local_snr_db, one.local_cosine), words.number(one.local_cosine),
+        (one.name, words.decibels(one.local_snr_db, one.local_cosine), words.number(one.local_cosine),
          words.decibels(one.snr_db, one.cosine), words.number(one.cosine))
         for one in found.layers
     ]  # fmt: skip

@@ -16,13 +16,14 @@ _SHADES = 9
 
 def layers(found: Sequence[LayerRecord]) -> Safe | None:
     """SNR of each layer's output."""
-    local = [(one.layer, one.local_snr_db) for one in found if one.local_snr_db is not None]
-    along = [(one.layer, one.snr_db) for one in found if one.snr_db is not None]
+    numbered = [(layer, one) for one in found if (layer := layer_of(one.name)) is not None]
+    local = [(layer, one.local_snr_db) for layer, one in numbered if one.local_snr_db is not None]
+    along = [(layer, one.snr_db) for layer, one in numbered if one.snr_db is not None]
     values = [snr for _, snr in [*local, *along] if snr is not None]
     if not values:
         return None
     marks = ticks(min(0.0, *values), max(values))
-    last = max(found[-1].layer, 1)
+    last = max(1, *(layer for layer, _ in numbered))
     frame = Frame(x=(0, last), y=(marks[0], marks[-1]))
     x_ticks = {mark: f"{mark:g}" for mark in ticks(0, last, 6) if mark <= last and mark == int(mark)}
     picture = svg(

@@ -37,7 +37,7 @@ def evaluation(**changes: object) -> EvaluationRecord:
         window=100,
         texts=(text(), text("handbook", 0.1822)),
         layers=tuple(
-            LayerRecord(layer=number, local_snr_db=20 - number, local_cosine=0.99, snr_db=15 - number, cosine=0.98)
+            LayerRecord(name=f"layers.{number}", local_snr_db=20 - number, local_cosine=0.99, snr_db=15 - number, cosine=0.98)
             for number in range(4)
         ),
         ablations=(

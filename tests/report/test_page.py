@@ -94,7 +94,7 @@ def test_a_record_without_a_part_still_makes_a_page(without: str) -> None:
 
 
 def test_a_broken_bundle_is_called_broken() -> None:
-    broken = LayerRecord(layer=2, local_snr_db=None, local_cosine=None, snr_db=None, cosine=None)
+    broken = LayerRecord(name="layers.2", local_snr_db=None, local_cosine=None, snr_db=None, cosine=None)
     bad = evaluation(texts=(text(delta=None),), layers=(*evaluation().layers[:2], broken))
     complaint = VerdictRecord(band={"KL": 1.0}, complaint="look at layer 2", accepted=True)
     found = read(record(evaluation=bad, verdict=complaint))
@@ -151,11 +151,11 @@ def test_the_layer_in_a_name(name: str, layer: int | None) -> None:
 def test_the_layer_to_look_at_is_the_first_broken_or_the_worst_by_itself() -> None:
     layers = list(evaluation().layers)
     worst = words.worst_drop(layers)
-    assert worst is not None and worst.layer == 3
-    layers[1] = LayerRecord(layer=1, local_snr_db=None, local_cosine=None, snr_db=None, cosine=None)
+    assert worst is not None and worst.name == "layers.3"
+    layers[1] = LayerRecord(name="layers.1", local_snr_db=None, local_cosine=None, snr_db=None, cosine=None)
     worst = words.worst_drop(layers)
-    assert worst is not None and worst.layer == 1
-    exact = LayerRecord(layer=0, local_snr_db=None, local_cosine=1.0, snr_db=None, cosine=1.0)
+    assert worst is not None and worst.name == "layers.1"
+    exact = LayerRecord(name="layers.0", local_snr_db=None, local_cosine=1.0, snr_db=None, cosine=1.0)
     assert words.worst_drop([exact]) is None and words.worst_drop([]) is None
 
 
