@@ -24,6 +24,7 @@ from export import arch
 from export.checkpoint import open_checkpoint
 from export.checkpoint.source import Checkpoint
 from export.stages.job import BuildRequest, Job, Progress
+from export.stages.keep import keep_quantized
 from export.stages.variants import write_variants
 from export.tokenizer import write_tokenizer
 from quant import record
@@ -80,6 +81,7 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
     tokenizer = write_tokenizer(opened.checkpoint, writer)
     hashes = {path.name: store.sha256(path) for path in opened.checkpoint.files()}
     job = Job(request, opened, writer, progress, hashes, tokenizer, request.scheme)
+    job = keep_quantized(job)
     variants, decisions = write_variants(job)
     first = request.targets[0]
     decision, scales = decisions[first.name], first.weights.scale_dtype

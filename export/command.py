@@ -34,6 +34,9 @@ def build(
     name: Annotated[str, typer.Option(help="The model's id on the endpoint; empty = after the source.")] = "",
     output: Annotated[Path | None, typer.Option(help="Folder of the bundle; by default among the installed models.")] = None,
     context: Annotated[int, typer.Option(min=0, help="Tokens of context; 0 = what the model was made for.")] = 0,
+    keep_quantized: Annotated[
+        bool, typer.Option("--keep-quantized", help="Carry over, to the last bit, what the checkpoint has on a 4- or 8-bit grid.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Turn a checkpoint into a W4A8 bundle for this machine."""
@@ -59,7 +62,8 @@ def build(
         name=name,
         context=context,
         license=found.license,
-        command=_again(found.path, wanted, chosen, group, name, context),
+        command=_again(found.path, wanted, chosen, group, name, context, keep_quantized=keep_quantized),
+        keep_quantized=keep_quantized,
     )
     with _bars() as progress:
         bundle = make(request, progress)
@@ -105,7 +109,9 @@ def _named(name: str) -> str:
     return name
 
 
-def _again(path: Path, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int) -> str:
+def _again(
+    path: Path, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int, *, keep_quantized: bool
+) -> str:
     """The command that makes the same bundle again; the source by its file name, so that no path of this machine goes along."""
     words = ["appliance", "build", path.name]
     for target in targets:
@@ -113,6 +119,7 @@ def _again(path: Path, targets: tuple[object, ...], scheme: str, group: int | No
     words += ["--scheme", scheme, "--name", name]
     words += ["--group", str(group)] if group else []
     words += ["--context", str(context)] if context else []
+    words += ["--keep-quantized"] if keep_quantized else []
     return shlex.join(words)
 
 
@@ -156,5 +163,29 @@ def _tell(bundle: "Bundle", request: "BuildRequest") -> None:
     megabytes = sum(file.bytes for file in bundle.manifest.files.values()) / 1e6
     targets = ", ".join(sorted(bundle.manifest.variants))
     print(f"{facts['name']}: {megabytes:.0f} MB, {facts['scheme']}, for {targets}, in {bundle.path}")
+    for line in _told_of_kept(bundle):
+        print(line)
     use = "appliance knowledge index FOLDER" if bundle.manifest.task == "embed" else f'appliance chat {request.name} "Hello"'
     print(f"next: {use}    what it is made of: appliance show {request.name}")
+
+
+def _told_of_kept(bundle: "Bundle") -> list[str]:
+    """What --keep-quantized came to, a line for what was carried over and one for each reason why something was not."""
+    from appliance.bundle.record import read_record
+
+    record = read_record(bundle)
+    if record is None or record.kept_quantized is None:
+        return []
+    kept, lines = record.kept_quantized, []
+    if kept.carried:
+        types = ", ".join(f"{one.matrices} in {kind}" for kind, one in kept.carried.items())
+        whole = sum(one.parameters for one in kept.carried.values()) / max(
+            1, sum(m.shape[0] * m.shape[1] for m in record.matrices)
+        )
+        lines.append(f"carried over as the checkpoint has them: {types} ({whole:.1%} of the quantized weights)")
+    reasons: dict[str, list[str]] = {}
+    for one in kept.requantized:
+        reasons.setdefault(one.reason, []).append(one.name)
+    for reason, names in reasons.items():
+        lines.append(f"quantized again: {len(names)} matrices ({names[0]}{', ...' if names[1:] else ''}): {reason}")
+    return lines

@@ -8,7 +8,7 @@ forms are emitted.
                                                of the matrix; otherwise offsets (see `quant.offsets`)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,8 +99,10 @@ class Keeping:
         }
 
 
-def keep(model: ir.Model, scheme: Scheme, target: Target, work: Path, source: str) -> Keeping:
-    """Put every grid of the model that `target` holds into the spill `work`, where `decide` finds it.
+def keep(model: ir.Model, scheme: Scheme, targets: Sequence[Target], work: Path, source: str) -> Keeping:
+    """Put every grid of the model that all `targets` hold into the spill `work`, where `decide` finds it.
+
+    One that some of them cannot hold is quantized for all, so that they run the same numbers.
 
     Call it before calibration and `decide`, on the model as the checkpoint has it: a pass that changes a weight's numbers
     leaves it without a grid.
@@ -114,31 +116,36 @@ def keep(model: ir.Model, scheme: Scheme, target: Target, work: Path, source: st
     """
     rules: dict[str, WeightRule] = {}
     found = []
-    for plan in plans(model, scheme, target):
+    for plan in plans(model, scheme, targets[0]):
         if not plan.form.bits:
             continue
         tensor = plan.weight.const_value
         assert tensor is not None
         stored: StoredGrid | None = tensor.meta.get(STORED_GRID)
-        if stored is None:
-            kind = str(tensor.meta.get(STORED_TYPE, "unknown"))
+        kind = str(tensor.meta.get(STORED_TYPE, ""))
+        if stored is not None:
+            why = _carry(plan, stored, targets, work, source, rules)
+        elif kind:
             why = f"{kind} is no grid of whole 4- or 8-bit numbers with one scale a group"
         else:
-            kind, why = stored.kind, _carry(plan, stored, target, work, source, rules)
+            why = "its numbers were changed before it came to be quantized"
         found.append(Stored(plan.name, kind, plan.parameters, why))
     options = replace(scheme.options, weights={**scheme.options.weights, **rules})
     return Keeping(replace(scheme, options=options), tuple(found))
 
 
-def _carry(plan: Plan, stored: StoredGrid, target: Target, work: Path, source: str, rules: dict[str, WeightRule]) -> str:
+def _carry(
+    plan: Plan, stored: StoredGrid, targets: Sequence[Target], work: Path, source: str, rules: dict[str, WeightRule]
+) -> str:
     """Spill one grid and add its rule; why it cannot be is returned instead."""
     grid = stored.read()
     zeros = whole_zero_points(grid, stored.bits) if stored.has_offsets and "embed" not in plan.roles else None
-    if target.weights.symmetric_only:
+    if any(target.weights.symmetric_only for target in targets):
         zeros = None
     form = Form(stored.bits, stored.group, plan.form.activation, zeros is None, stored.has_offsets and zeros is None)
-    if why := _why_not(form, plan.roles, target):
-        return why
+    for target in targets:
+        if why := _why_not(form, plan.roles, target):
+            return why
     rules[plan.name] = WeightRule(f"carried over: {stored.kind} in the checkpoint", stored=form)
     carried = replace(plan, form=form, solver=STORED)
     key = key_of(carried, source, "")

@@ -47,6 +47,29 @@ class KeptRecord(StrictModel):
     reason: str
 
 
+class CarriedRecord(StrictModel):
+    """Matrices that were carried over from one stored type, to the last bit."""
+
+    matrices: int
+    parameters: int
+
+
+class RequantizedRecord(StrictModel):
+    """One matrix that was not."""
+
+    name: str
+    stored: str = Field(description='What the checkpoint keeps it in: "Q6_K", "BF16"; "" = it was changed before.')
+    parameters: int
+    reason: str
+
+
+class KeptQuantizedRecord(StrictModel):
+    """What --keep-quantized came to."""
+
+    carried: dict[str, CarriedRecord] = Field(description="By stored type.")
+    requantized: tuple[RequantizedRecord, ...]
+
+
 class SizeRecord(StrictModel):
     """Counted in the graph files of one target: bytes of all initializers, those that several graphs share once."""
 
@@ -198,6 +221,7 @@ class Record(StrictModel):
     float: tuple[KeptRecord, ...]
     command: str = ""
     calibration: dict[str, Any] | None = Field(default=None, description="What the solver saw: seeds, token ids, or files.")
+    kept_quantized: KeptQuantizedRecord | None = Field(default=None, description="None = it was not asked for.")
     sizes: dict[str, SizeRecord] = Field(default={}, description="By target.")
     evaluation: EvaluationRecord | None = None
     verdict: VerdictRecord | None = None

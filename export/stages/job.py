@@ -35,6 +35,7 @@ class BuildRequest:
         license: the one it was pulled under, for a checkpoint that states none itself; "" = unknown.
         calibration: text file, folder of text files, or a record.json whose tokens are taken; None = the model writes its own.
         calibration_tokens: how many tokens to calibrate with.
+        keep_quantized: weights that the checkpoint has on a 4- or 8-bit grid are carried over where the targets hold it.
     """
 
     source: Path
@@ -47,6 +48,7 @@ class BuildRequest:
     license: str = ""
     calibration: Path | None = None
     calibration_tokens: int = 32768
+    keep_quantized: bool = False
 
     @property
     def work(self) -> Path:

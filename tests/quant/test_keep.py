@@ -86,7 +86,7 @@ def fresh() -> tuple[int, np.random.Generator]:
 
 
 def kept(model: ir.Model, work: Path, to: Target, options: Options | None = None) -> tuple[keep.Keeping, Decision]:
-    keeping = keep.keep(model, find("w4a8", options), to, work, "checkpoint")
+    keeping = keep.keep(model, find("w4a8", options), [to], work, "checkpoint")
     decision = decide(model, keeping.scheme, to, work, source="checkpoint")
     emit(model, to)
     return keeping, decision
@@ -183,7 +183,19 @@ def test_numbers_that_a_pass_has_changed_are_no_grid_any_more(tmp_path: Path) ->
     value = model.graph.initializers["proj.weight"]
     value.const_value = ir.tensor(stored.grid.values(8) * 2, name="proj.weight")
     keeping, _ = kept(model, tmp_path, target("cpu"))
-    assert keeping.carried == ()
+    assert [one.why_not for one in keeping.matrices] == ["its numbers were changed before it came to be quantized"]
+
+
+def test_all_targets_of_a_build_get_the_same_numbers(tmp_path: Path) -> None:
+    _, rng = fresh()
+    grids = {"embed.weight": drawn(rng, "Q4_0", 50, 96), "gate.weight": drawn(rng, "Q4_1", 96, 96, whole=True)}
+    model = riding(tied_model(grids["embed.weight"].grid.values(4)), grids)
+    both = [target("cpu"), target("cpu-static", symmetric_only=True)]
+    keeping = keep.keep(model, find("w4a8", Options(roles={"embed": {"bits": 8}, "head": {"bits": 8}})), both, tmp_path, "x")
+    assert [(one.name, bool(one.why_not)) for one in keeping.matrices] == [
+        ("embed.weight", True), ("gate.weight", False), ("up.weight", True),
+    ]  # fmt: skip
+    assert keeping.scheme.options.weights["gate.weight"].stored == Form(4, GROUP, "block-dynamic", offsets=True)
 
 
 @pytest.mark.parametrize(
