@@ -7,7 +7,8 @@ Blocks of rows are multiplied in float32 and summed in float32: against float64 
 float64 sums would double the memory of the widest stream (2048^2: 16 MB more) and buy nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +29,14 @@ class Moments:
         tokens: how many vectors.
         cross: [K,K], mean of x_float x^T, where x_float is the same token's vector in the float model; None unless the solver
             asked for it (NEEDS_CROSS).
+        derived: what a solver has worked out from these moments and wants again for the next weight of the stream.
     """
 
     h: Floats
     mean: Floats
     tokens: int
     cross: Floats | None = None
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def columns(self) -> int:
