@@ -38,15 +38,23 @@ def opener(
         lowered = lower(lambda: model, plain, context, context).graphs["model"]
         if emit is not None:
             emit(lowered, plain)
-        return _session(lowered, folder, threads)
+        return _session(lowered, folder, plain, threads)
 
     return opened
 
 
-def _session(model: ir.Model, folder: Path, threads: int) -> Run:
+def reference_for(target: Target) -> Target:
+    """The float reference target whose decided matrices are emitted as for `target`, and run under its session's options."""
+    options = {key: value for key, value in target.options.items() if key.startswith("session.")}
+    return reference_target().model_copy(update={"weights": target.weights, "options": options})
+
+
+def _session(model: ir.Model, folder: Path, target: Target, threads: int) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    for key, value in target.options.items():
+        options.add_session_config_entry(key, value)
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     # Parts come and go: memory that a session keeps for its next run is memory that the next part lacks.
