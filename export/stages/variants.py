@@ -1,4 +1,4 @@
-"""One variant a target: decide, lower, emit, save. Every graph of a bundle is made from the same decision.
+"""One variant a target: decide, lower, emit, save, check the files. Every graph of a bundle is made from the same decision.
 
 Knows: the order of these steps. Does not know: how any of them works.
 """
@@ -9,7 +9,7 @@ from appliance.bundle.manifest import Variant
 from appliance.targets.capabilities import Target
 from export import lower, save
 from export.stages.job import Job
-from quant import decide, emit
+from quant import decide, emit, structure
 
 
 def write_variants(job: Job) -> tuple[dict[str, Variant], dict[str, decide.Decision]]:
@@ -20,22 +20,22 @@ def write_variants(job: Job) -> tuple[dict[str, Variant], dict[str, decide.Decis
     return variants, decisions
 
 
+def decided_model(job: Job, target: Target, progress: decide.Progress | None = None) -> tuple[ir.Model, decide.Decision]:
+    """A fresh canonical graph with its integers. Asked for again, it finds them on disk."""
+    model = job.model()
+    decision = decide.decide(
+        model, job.scheme, target, job.request.work, progress, source=job.source, calibration=job.fingerprint(target)
+    )
+    return model, decision
+
+
 def _write(job: Job, target: Target) -> tuple[Variant, decide.Decision]:
-    decisions = []
+    decisions, wanted = [], []
 
     def decided() -> ir.Model:
-        model = job.model()
-        decisions.append(
-            decide.decide(
-                model,
-                job.scheme,
-                target,
-                job.request.work,
-                lambda done, total, _: job.progress("quantize", done, total),
-                source=job.source,
-                calibration=job.fingerprint(target),
-            )
-        )
+        model, decision = decided_model(job, target, lambda done, total, _: job.progress("quantize", done, total))
+        decisions.append(decision)
+        wanted.append(structure.expected(model))
         return model
 
     limit = job.opened.config.context_length
@@ -43,7 +43,8 @@ def _write(job: Job, target: Target) -> tuple[Variant, decide.Decision]:
     for model in lowered.graphs.values():
         emit.emit(model, target)
     folder = job.writer.path(f"{target.name}/weights.bin").parent
-    save.save_all(lowered.graphs, folder, "weights.bin", lambda _, done, total: job.progress("write", done + 1, total))
+    files = save.save_all(lowered.graphs, folder, "weights.bin", lambda _, done, total: job.progress("write", done + 1, total))
+    structure.check(files.values(), wanted[0], [one.name for one in decisions[0].kept])
     variant = Variant(
         target=target.name,
         form=target.flags.form,

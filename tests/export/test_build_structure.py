@@ -1,0 +1,89 @@
+"""Every file that the composer writes is checked against what was decided; a spoiled one is no bundle."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from appliance import targets
+from appliance.bundle import store
+from appliance.bundle.manifest import Variant
+from appliance.errors import BundleError
+from export import arch, save
+from export.checkpoint import open_checkpoint
+from export.stages.job import BuildRequest, Job
+from export.stages.keep import keep_quantized
+from export.stages.variants import write_variants
+from export.tokenizer import write_tokenizer
+from quant import schemes, structure
+from quant.scheme import Options
+from tests.checkpoints import Llama, write_gguf, write_safetensors
+
+
+def written(
+    source: Path, folder: Path, *names: str, scheme: str = "w4a8", options: Options | None = None, keep: bool = False
+) -> dict[str, Variant]:
+    """The graphs of a build, without what it measures on them."""
+    wanted = tuple(targets.load(name) for name in names)
+    request = BuildRequest(source, wanted, schemes.find(scheme, options), folder / "bundle", "m", 0, "", keep_quantized=keep)
+    opened = arch.open_model(open_checkpoint(source))
+    with store.writing(request.destination) as writer:
+        tokenizer = write_tokenizer(opened.checkpoint, writer)
+        job = Job(request, opened, writer, lambda *_: None, {"source": "fingerprint"}, tokenizer, request.scheme)
+        return write_variants(keep_quantized(job))[0]
+
+
+CASES: Mapping[str, tuple[str, Options]] = {
+    "tied": ("w4a8", Options()),
+    "zero points": ("w4a8", Options(symmetric=False)),
+    "some float": ("w4a8", Options(roles={role: {"bits": 0} for role in ("attn.q", "attn.k", "attn.v", "mlp.up")})),
+    "one of q, k and v wider": ("w4a8", Options(roles={"attn.v": {"bits": 8}})),
+    "all float": ("float", Options()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_the_composer_writes_passes(case: str, tied: bool, tmp_path: Path) -> None:
+    scheme, options = CASES[case]
+    folder = write_safetensors(tmp_path / "source", Llama(tied=tied, attention_bias=True, mlp_bias=True), tokenizer=True)
+    written(folder, tmp_path, "cpu", "cpu-static", "openvino", scheme=scheme, options=options)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_what_was_carried_over_passes(kind: str, tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "x.gguf", Llama(hidden=64, intermediate=96), kind)
+    written(source, tmp_path, "cpu", "cpu-static", keep=True)
+
+
+def test_a_byte_that_is_lost_on_the_way_to_the_disk_stops_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = save.save_all
+
+    def careless(graphs: dict, folder: Path, weights: str, progress: object = None) -> dict:  # type: ignore[type-arg]
+        paths = write(graphs, folder, weights, None)
+        raw = np.memmap(folder / weights, np.uint8, "r+")
+        raw[len(raw) // 2] ^= 1
+        raw.flush()
+        return paths
+
+    monkeypatch.setattr(save, "save_all", careless)
+    folder = write_safetensors(tmp_path / "source", Llama(hidden=256, intermediate=704), tokenizer=True)
+    with pytest.raises(BundleError, match="are not those that were decided"):
+        written(folder, tmp_path, "cpu")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_the_check_runs_for_every_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    check = structure.check
+
+    def watched(files: Iterable[Path], *rest: Any) -> None:
+        seen.append([path.name for path in files])
+        check(files, *rest)
+
+    monkeypatch.setattr(structure, "check", watched)
+    folder = write_safetensors(tmp_path / "source", Llama(), tokenizer=True)
+    written(folder, tmp_path, "cpu", "cpu-static")
+    assert seen == [["model.onnx"], ["prefill.onnx", "decode.onnx"]]
