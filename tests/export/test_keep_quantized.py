@@ -1,0 +1,143 @@
+"""A GGUF carried over: the file holds its very weights and, without rounded activations, computes what the float model does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from appliance import targets
+from appliance.targets.capabilities import Target
+from export import arch, lower, parity, save
+from export.arch import Opened
+from export.checkpoint import open_checkpoint
+from quant import schemes
+from quant.decide import decide
+from quant.emit import emit
+from quant.keep import Keeping, keep
+from quant.scheme import Scheme
+from quant.structure import base_name
+from quant.written import GraphFile, Written
+from tests.checkpoints import Llama, gguf_name, write_gguf
+
+
+def weights_only() -> Scheme:
+    """w4a8 with float activations, so that nothing but the weights is quantized."""
+    scheme = schemes.find("w4a8")
+    roles = {role: replace(form, activation="float") for role, form in scheme.roles.items()}
+    return replace(scheme, default=replace(scheme.default, activation="float"), roles=roles)
+
+
+def carried(opened: Opened, target: Target, folder: Path) -> tuple[lower.Lowered, Keeping]:
+    """The lowered graphs of a build that keeps what is quantized, without rounded activations."""
+    found: list[Keeping] = []
+
+    def decided() -> ir.Model:
+        model = opened.build()
+        found.append(keep(model, weights_only(), [target], folder, "x"))
+        decide(model, found[-1].scheme, target, folder, source="x")
+        return model
+
+    lowered = lower.lower(decided, target, min(256, opened.config.context_length), target.chunk)
+    for model in lowered.graphs.values():
+        emit(model, target)
+    return lowered, found[0]
+
+
+def value_of(written: Written, columns: int) -> np.ndarray:
+    """Float32 [N,K] of a matrix in the file, in GGUF's own order of operations."""
+    pieces = list(written.pieces())
+    q = np.zeros((max(one.rows.stop for one in pieces), max(one.columns.stop for one in pieces)), np.float32)
+    for one in pieces:
+        q[one.rows, one.columns] = one.q
+    wide = [np.repeat(part.astype(np.float32), written.group, axis=1) for part in (written.scales, written.zeros)]
+    if written.offsets is None:
+        return ((q - wide[1]) * wide[0])[:, :columns]
+    return ((q + 2 ** (written.bits - 1)) * wide[0] + np.repeat(written.offsets, written.group, axis=1))[:, :columns]
+
+
+def dequantized(path: Path, heads: dict[str, int]) -> dict[str, np.ndarray]:
+    """Every matrix of the file by the `gguf` package, q and k with their rows as Hugging Face has them."""
+    found = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        if len(tensor.shape) != 2:
+            continue
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        for part, count in heads.items():
+            if part in tensor.name:
+                pairs = values.reshape(count, -1, 2, values.shape[1])
+                values = np.concatenate([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(values.shape)
+        found[tensor.name] = values
+    return found
+
+
+def check_weights(file: GraphFile, wanted: dict[str, np.ndarray]) -> None:
+    """Every matrix in the graph file is, bit for bit, one of the checkpoint's, or q, k and v below one another."""
+    left = set(wanted)
+    for written in file.matrices():
+        name = gguf_name(base_name(written.weight))
+        parts = [name.replace("self_attn.qkv_proj", f"attn_{part}") for part in "qkv"] if "qkv" in name else [name]
+        whole = np.concatenate([wanted[part] for part in parts])
+        assert np.array_equal(value_of(written, whole.shape[1]).view(np.uint32), whole.view(np.uint32)), written.weight
+        left -= set(parts)
+    assert not left
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("name", ["cpu", "cpu-static"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_small_model(kind: str, name: str, tied: bool, tmp_path: Path) -> None:
+    model = Llama(tied=tied, seed=int(np.random.SeedSequence().generate_state(1)[0]))
+    path = write_gguf(tmp_path / "x.gguf", model, kind)
+    opened = arch.open_model(open_checkpoint(path))
+    lowered, keeping = carried(opened, targets.load(name), tmp_path / "work")
+    if name == "cpu" or kind == "Q8_0":
+        assert not keeping.requantized
+        files = save.save_all(lowered.graphs, tmp_path, "weights.bin")
+        wanted = dequantized(path, {"attn_q": model.heads, "attn_k": model.kv_heads})
+        for file in files.values():
+            check_weights(GraphFile(file), wanted)
+    else:
+        assert {one.name for one in keeping.requantized} == {"model.embed_tokens.weight"}, "4-bit rows cannot be picked there"
+    if name == "cpu":
+        check_logits(
+            opened, lowered, np.random.default_rng(model.seed).integers(0, model.vocab, 40).tolist(), f"seed {model.seed}"
+        )
+
+
+def check_logits(opened: Opened, lowered: lower.Lowered, ids: list[int], said: str) -> None:
+    reference = parity.logits(parity.open_float(opened, parity.reference_target(), threads=1), ids)
+    found = parity.logits(parity.open_lowered(lowered, threads=1), ids)
+    assert np.abs(found - reference).max() <= 2e-5 * np.abs(reference).max(), said
+
+
+def test_another_scale_is_seen_by_both_checks(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", Llama(), "Q4_1")
+    opened = arch.open_model(open_checkpoint(path))
+    lowered, _ = carried(opened, targets.load("cpu"), tmp_path / "work")
+    graph = lowered.graphs["model"].graph
+    value = graph.initializers["model.layers.0.mlp.up_proj.weight.offsets"]
+    assert value.const_value is not None
+    other = value.const_value.numpy().copy()
+    other[3, 1] *= 1.01
+    value.const_value = ir.tensor(other, name=value.name)
+    files = save.save_all(lowered.graphs, tmp_path, "weights.bin")
+    with pytest.raises(AssertionError, match="up_proj"):
+        check_weights(GraphFile(files["model"]), dequantized(path, {"attn_q": 4, "attn_k": 2}))
+    with pytest.raises(AssertionError):
+        check_logits(opened, lowered, list(range(40)), "")
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_starter_model(starter_gguf: Path, tmp_path: Path) -> None:
+    """SmolLM2 is Q4_1 with a Q8_0 table: all of its 134 M weights are carried over."""
+    opened = arch.open_model(open_checkpoint(starter_gguf))
+    lowered, keeping = carried(opened, targets.load("cpu"), tmp_path / "work")
+    assert not keeping.requantized and {one.kind for one in keeping.carried} == {"Q4_1", "Q8_0"}
+    files = save.save_all(lowered.graphs, tmp_path, "weights.bin")
+    check_weights(GraphFile(files["model"]), dequantized(starter_gguf, {"attn_q": 9, "attn_k": 3}))
+    ids = np.random.default_rng(int(np.random.SeedSequence().generate_state(1)[0])).integers(0, 49152, 48).tolist()
+    check_logits(opened, lowered, ids, f"ids {ids}")
