@@ -102,6 +102,14 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class LossError(ApplianceError):
+    """What was built lost more than its scheme may: it is taken for broken."""
+
+    exit_code = 4
+    status = 422
+    code = "loss"
+
+
 class Unavailable(ApplianceError):
     """The appliance cannot do it now, but may later: loading, out of slots, device lost."""
 

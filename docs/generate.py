@@ -12,7 +12,7 @@ HEAD = """\
 # Commands
 
 Written by `make docs` from the help texts; a test keeps it current. Exit codes: 0 done, 1 failed, 2 bad input or no space, 3 not
-now (try later), 5 device, 130 interrupted. A failure is one line on stderr.
+now (try later), 4 the result lost more than its scheme may, 5 device, 130 interrupted. A failure is one line on stderr.
 
 ```
 {overview}

@@ -5,11 +5,10 @@ Knows: the order of the stages and what each hands to the next. With `export.sta
 
     checkpoint -> canonical graph -> changes -> calibrate -> decide (once) -+-> lower -> emit -> save   for the first target
                                                                             +-> lower -> emit -> save   for the next ...
-    tokenizer, template, generation defaults, record -> manifest last -> one rename
+    tokenizer, template, generation defaults -> run and measure what was written -> record, report -> manifest last -> one rename
 """
 
 import importlib.metadata
-import json
 import platform
 import shutil
 from dataclasses import replace
@@ -23,6 +22,7 @@ from appliance.targets.capabilities import Target
 from export import arch
 from export.checkpoint import open_checkpoint
 from export.checkpoint.source import Checkpoint
+from export.stages.evaluation import write_evidence
 from export.stages.job import BuildRequest, Job, Progress
 from export.stages.keep import keep_quantized
 from export.stages.variants import write_variants
@@ -46,6 +46,7 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
         CheckpointError: the source is missing, damaged, unsafe, or of an unknown architecture.
         TargetError: the scheme cannot be held by a target.
         StorageError: the disk is full.
+        LossError: what came out lost more than the scheme may.
     """
     if not request.targets:
         raise TargetError("no target was named", "name one: --target cpu")
@@ -85,8 +86,6 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
     variants, decisions = write_variants(job)
     first = request.targets[0]
     decision, scales = decisions[first.name], first.weights.scale_dtype
-    evidence = {**record.record(decision, scales), **(job.evidence or {}), "command": request.command}
-    writer.path(store.RECORD).write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     manifest = Manifest(
         format=FORMAT,
         name=request.name,
@@ -104,6 +103,7 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
         files={},
         provenance=_provenance(request, opened.checkpoint, hashes),
     )
+    write_evidence(job, manifest, decision, {**record.record(decision, scales), **(job.evidence or {})})
     return writer.finish(manifest)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LEAST_CONTEXT = 64
 """Tokens; a chat template alone may take half of that, and the new bundle would replace a useful one."""
+WINDOWS = 2
+"""Of each text: the quick cut that a build takes. `appliance evaluate` measures on as many as one likes."""
 EXAMPLE = "appliance build smollm2-135m --target cpu"
 
 
@@ -36,6 +38,10 @@ def build(
     context: Annotated[int, typer.Option(min=0, help="Tokens of context; 0 = what the model was made for.")] = 0,
     keep_quantized: Annotated[
         bool, typer.Option("--keep-quantized", help="Carry over, to the last bit, what the checkpoint has on a 4- or 8-bit grid.")
+    ] = False,
+    windows: Annotated[int, typer.Option(min=1, help="Pieces of each text that the loss is measured on.")] = WINDOWS,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Install it even if it lost more than its scheme may; the record says so.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -54,6 +60,8 @@ def build(
     found = _find(source, config.paths.cache / "checkpoints")
     name = _named(name or found.name)
     chosen = scheme or default_scheme(found.path, wanted[0])
+    flags = ("--keep-quantized",) * keep_quantized + ("--windows", str(windows)) * (windows != WINDOWS)
+    flags += ("--accept-loss",) * accept_loss
     request = BuildRequest(
         source=found.path,
         targets=wanted,
@@ -62,8 +70,10 @@ def build(
         name=name,
         context=context,
         license=found.license,
-        command=_again(found.path, wanted, chosen, group, name, context, keep_quantized=keep_quantized),
+        command=_again(found.path, wanted, chosen, group, name, context, flags=flags),
         keep_quantized=keep_quantized,
+        windows=windows,
+        accept_loss=accept_loss,
     )
     with _bars() as progress:
         bundle = make(request, progress)
@@ -110,7 +120,7 @@ def _named(name: str) -> str:
 
 
 def _again(
-    path: Path, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int, *, keep_quantized: bool
+    path: Path, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int, *, flags: tuple[str, ...]
 ) -> str:
     """The command that makes the same bundle again; the source by its file name, so that no path of this machine goes along."""
     words = ["appliance", "build", path.name]
@@ -119,8 +129,7 @@ def _again(
     words += ["--scheme", scheme, "--name", name]
     words += ["--group", str(group)] if group else []
     words += ["--context", str(context)] if context else []
-    words += ["--keep-quantized"] if keep_quantized else []
-    return shlex.join(words)
+    return shlex.join([*words, *flags])
 
 
 @contextmanager
@@ -159,10 +168,16 @@ def _facts(bundle: "Bundle") -> dict[str, object]:
 
 
 def _tell(bundle: "Bundle", request: "BuildRequest") -> None:
+    from appliance.bundle.record import read_record
+    from appliance.report import words
+
     facts = _facts(bundle)
     megabytes = sum(file.bytes for file in bundle.manifest.files.values()) / 1e6
     targets = ", ".join(sorted(bundle.manifest.variants))
     print(f"{facts['name']}: {megabytes:.0f} MB, {facts['scheme']}, for {targets}, in {bundle.path}")
+    record = read_record(bundle)
+    if record is not None:
+        print(words.lost(record))
     for line in _told_of_kept(bundle):
         print(line)
     use = "appliance knowledge index FOLDER" if bundle.manifest.task == "embed" else f'appliance chat {request.name} "Hello"'

@@ -27,6 +27,8 @@ SAID = {
     "head": "the quantized head on the float model's last hidden state",
     KV: "keys and values kept in integers, all else float",
 }
+_PIECE = 1 << 20
+"""Weights that are made at once: dequantizing needs four times their memory, and a table has a hundred times as many."""
 _NO_BLOCK = 1e-30  # stands for the maximum of a block of zeros, as in quant.emit.qdq
 
 
@@ -44,16 +46,22 @@ def model_of(name: str, plain: Part, decided: Part) -> ir.Model:
 
 
 def values_of(node: ir.Node) -> Floats:
-    """What a QuantLinear's or QuantEmbedding's integers stand for: [N,K] float32."""
-    q, scales = tensor_of(node.inputs[1], node).numpy(), tensor_of(node.inputs[2], node).numpy()
+    """What a QuantLinear's or QuantEmbedding's integers stand for: [N,K] float32, made a piece of rows at a time."""
+    inputs = [tensor_of(value, node).numpy() if value is not None else None for value in node.inputs[1:]]
+    q, scales, zeros, offsets = inputs[0], inputs[1], *(inputs[at] if len(inputs) > at else None for at in (3, 4))
+    assert q is not None and scales is not None
     bits, group = node.attributes["bits"].as_int(), node.attributes["group"].as_int()
-    zeros = node.inputs[4] if len(node.inputs) > 4 else None
-    offsets = node.inputs[5] if len(node.inputs) > 5 else None
-    if offsets is not None:
-        return dequantize_stored(q, scales, tensor_of(offsets, node).numpy(), bits, group)
-    if zeros is not None:
-        return dequantize_affine(q, scales, tensor_of(zeros, node).numpy(), bits, group)
-    return dequantize(q, scales, group)
+    found = np.empty(q.shape, np.float32)
+    step = max(1, _PIECE // q.shape[1])
+    for start in range(0, len(q), step):
+        rows = slice(start, start + step)
+        if offsets is not None:
+            found[rows] = dequantize_stored(q[rows], scales[rows], offsets[rows], bits, group)
+        elif zeros is not None:
+            found[rows] = dequantize_affine(q[rows], scales[rows], zeros[rows], bits, group)
+        else:
+            found[rows] = dequantize(q[rows], scales[rows], group)
+    return found
 
 
 def rounded(x: Floats, node: ir.Node) -> Floats:

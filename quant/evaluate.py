@@ -16,8 +16,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-ELEMENTS = 1 << 22
-"""Logits that are handled at once: 16 MiB of float32, and three times that while they are compared."""
+ELEMENTS = 1 << 20
+"""Logits that are compared at once: 4 MiB of float32, and four times that meanwhile."""
 
 
 def rows_at_once(vocabulary: int) -> int:

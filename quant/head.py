@@ -1,42 +1,64 @@
-"""Logits from the last hidden states, where the head's matrix is too large to be opened like a layer.
+"""Logits from last hidden states, where the head's matrix is too large to be opened like a layer.
 
-Knows: a matrix of one row a word, read from disk in pieces of rows. Does not know: where hidden states come from.
-Gemma's head has 262144 rows of 640: a session would hold 1.4 GB for it.
+Knows: the last linear of a model, float or decided, read from disk in pieces of rows where it is large. Does not know: where
+hidden states come from. Gemma's head has 262144 rows of 640: a session would hold 1.4 GB for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
-from quant.evaluate import Floats
+from appliance.bundle.vocabulary import QUANT_LINEAR
+from appliance.errors import BadInput
+from quant.ablations import rounded, values_of
+from quant.evaluate import Floats, rows_at_once
+from quant.graph import tensor_of
+from quant.layers import Part
 
 IN_MEMORY = 1 << 28
 """Bytes of a matrix that is kept as it is; a larger one is read in pieces from a file of its own for every few rows of logits."""
 _PIECE = 1 << 26
 
 
+def node_of(tail: Part) -> ir.Node:
+    """The linear that makes the logits.
+
+    Raises:
+        BadInput: something is computed after it.
+    """
+    node = tail.linears[-1]
+    if node.outputs[0] is not tail.leaving:
+        raise BadInput(f"{tail.name} goes on after its head {node.name}", "it cannot be evaluated in parts yet")
+    return node
+
+
 class Head:
-    """x [n,K] -> logits [n,V].
+    """x [n,K] -> logits [n,V], x being normed already.
 
     Args:
-        read: makes the matrix [V,K], float32; called once.
-        bias: [V], or None.
-        path: for the file of a large one; it is removed by `close`.
+        node: a Linear or QuantLinear; of a decided one the integers' values are taken, and `round_` says what enters it.
+        path: for the file of a large matrix; `close` removes it.
     """
 
-    def __init__(self, read: Callable[[], Floats], bias: Floats | None, path: Path):
-        weight = np.ascontiguousarray(read(), np.float32)
+    def __init__(self, node: ir.Node, path: Path):
+        decided = node.op_type == QUANT_LINEAR
+        weight = values_of(node) if decided else tensor_of(node.inputs[1], node).numpy()
+        weight = np.ascontiguousarray(weight, np.float32)
+        bias = node.inputs[3 if decided else 2] if len(node.inputs) > (3 if decided else 2) else None
         self.words, self._columns = weight.shape
-        self._bias, self._path = bias, path
+        self._bias = None if bias is None else tensor_of(bias, node).numpy().astype(np.float32)
+        self._path = path
         self._weight: Floats | None = weight
         if weight.nbytes > IN_MEMORY:
+            path.parent.mkdir(parents=True, exist_ok=True)
             weight.tofile(path)
             self._weight = None
 
     def logits(self, hidden: Floats) -> Floats:
-        """Of rows of hidden states [n,K], already normed."""
-        rows = np.ascontiguousarray(hidden.reshape(-1, self._columns), np.float32)
+        """Of rows [n,K]."""
+        rows = np.ascontiguousarray(hidden, np.float32)
         found = np.empty((len(rows), self.words), np.float32)
         if self._weight is not None:
             np.matmul(rows, self._weight.T, out=found)
@@ -47,6 +69,13 @@ class Head:
                     piece = np.fromfile(file, np.float32, min(count, self.words - start) * self._columns)
                     found[:, start : start + count] = rows @ piece.reshape(-1, self._columns).T
         return found if self._bias is None else np.add(found, self._bias, out=found)
+
+    def of_window(self, hidden: np.ndarray, node: ir.Node | None = None) -> Iterator[Floats]:
+        """Logits of all rows of [1,S,K], a few at a time; with a QuantLinear, of what it makes of rows that enter it."""
+        step = rows_at_once(self.words)
+        for start in range(0, hidden.shape[1], step):
+            rows: Floats = np.asarray(hidden[0, start : start + step], np.float32)
+            yield self.logits(rows if node is None or node.op_type != QUANT_LINEAR else rounded(rows, node))
 
     def close(self) -> None:
         """Free the memory and the file."""

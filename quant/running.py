@@ -12,8 +12,11 @@ import numpy as np
 from appliance.bundle.store import Bundle
 from appliance.runtime.decoder import Decoder, open_decoder
 from appliance.runtime.session import give_back_memory
-from quant.evaluate import Floats, rows_at_once
+from quant.evaluate import Floats
 from quant.windows import Ids
+
+ELEMENTS = 1 << 22
+"""Logits of one step, 16 MiB of float32: fewer rows would cost more than they save, the kernels unpack weights for every step."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Shipped:
     """One opened variant of a bundle.
 
     Attributes:
-        provider: who runs it, read back from the session.
+        vocabulary: width of a row of logits.
     """
 
     decoder: Decoder
@@ -29,25 +32,26 @@ class Shipped:
 
     @property
     def provider(self) -> str:
+        """Who runs it, read back from the session."""
         return self.decoder.placement.provider
 
     def logits(self, ids: Ids) -> Iterator[Floats]:
         """Logits [rows,V] of all positions of a window, a few rows at a time, in order; copy what must last."""
         state = self.decoder.new_state(len(ids))
-        step = max(1, min(self.decoder.chunk, rows_at_once(self.vocabulary)))
+        step = max(1, min(self.decoder.chunk, ELEMENTS // self.vocabulary))
         for start in range(0, len(ids), step):
             part = ids[start : start + step]
             yield self.decoder.run(state, part, len(part))
 
-    def write(self, prompt: Sequence[int], count: int) -> list[int]:
-        """`count` tokens after `prompt`, the likeliest each time; an end token does not end it."""
+    def write(self, prompt: Sequence[int], count: int, words: int) -> list[int]:
+        """`count` tokens after `prompt`, the likeliest of the first `words` each time; an end token does not end it."""
         state = self.decoder.new_state(len(prompt) + count)
         ids = np.asarray(prompt, np.int64)
         for start in range(0, len(ids), self.decoder.chunk):
             logits = self.decoder.run(state, ids[start : start + self.decoder.chunk], 1)
         found: list[int] = []
         while True:
-            found.append(int(logits[-1].argmax()))
+            found.append(int(logits[-1, :words].argmax()))
             if len(found) == count:
                 return found
             logits = self.decoder.run(state, found[-1:], 1)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from appliance.bundle.vocabulary import FLOAT_ROLES, ROLES
 from appliance.errors import TargetError
+from quant.band import Band
 
 RoleRules = Mapping[str, Mapping[str, int]]
 """Exceptions by role, as target files and options write them: {"mlp.down": {"bits": 8}}; keys bits and group."""
@@ -86,6 +87,7 @@ class Scheme:
         solver: file in `quant/solvers` that finds the integers of the body. One that needs calibration is not asked for the
             tables: they have 8 bits, where all solvers agree.
         budget: bits a body weight, scales included, that a chooser may spend on exceptions; None = no exceptions are chosen.
+        band: what a bundle may lose at most; beyond it, it is taken for broken.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Scheme:
     options: Options = Options()
     solver: str = "fit"
     budget: float | None = None
+    band: Band = Band()
 
     def form(self, role: str, target: RoleRules | None = None, weight: str = "") -> Form:
         """The form of `role`, or of the one weight of that role called `weight`.

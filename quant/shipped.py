@@ -14,6 +14,8 @@ from appliance.bundle.record import SizeRecord
 from appliance.bundle.vocabulary import PARTS, ROLE
 from quant.scheme import TABLES
 
+_NAMES = {"FLOAT": "float32"}
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -45,7 +47,10 @@ def stored(graphs: Iterable[Path]) -> list[Stored]:
                 place = (Path(tensor.base_dir or "") / str(tensor.location), tensor.offset, tensor.length)
             tags = value.metadata_props
             role = tags.get(ROLE) or ("attn.qkv" if PARTS in tags else "")
-            kind = kinds.get(str(value.name)) or f"{tensor.dtype.name.lower()}{'' if role else ' constants'}"
+            kind = (
+                kinds.get(str(value.name))
+                or f"{_NAMES.get(tensor.dtype.name, tensor.dtype.name.lower())}{'' if role else ' constants'}"
+            )
             found.setdefault(place, Stored(str(value.name), role, kind, int(tensor.nbytes), place))
     return list(found.values())
 

@@ -58,12 +58,15 @@ class Walk:
         probes: numbers of the inputs that the quantized chain runs on.
         chains: names of ablations -> numbers of the inputs that they run on.
         folder: for hidden states; the caller removes it.
+        visit: is shown each decided part with what enters its linears, by stream tag, when the float model feeds it the first
+            probe.
     """
 
     inputs: Sequence[Ids]
     folder: Path
     probes: Sequence[int] = ()
-    chains: dict[str, Sequence[int]] = field(default_factory=dict)
+    chains: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    visit: Callable[[Part, Mapping[str, np.ndarray]], None] | None = None
 
     def last(self, chain: str, number: int) -> np.ndarray:
         """[B,S,D]: what the head takes, once the walk is over."""
@@ -111,8 +114,14 @@ def _quantized_part(decided: Part, going: Walk, opener: Opener) -> dict[int, np.
     """Take the quantized chain through the part; by probe, what the part makes of the float chain's input."""
     if not going.probes:
         return {}
-    running = Running(decided.build(streams=False, head=False), opener)
-    own = {at: running.run(going.entering(FLOAT, at, decided)).hidden for at in going.probes}
+    running = Running(decided.build(streams=going.visit is not None, head=False), opener)
+    own = {}
+    for at in going.probes:
+        out = running.run(going.entering(FLOAT, at, decided))
+        own[at] = out.hidden
+        if going.visit is not None and at == going.probes[0]:
+            headless = not out.streams and decided.entering is not None
+            going.visit(decided, {"head_in": out.hidden} if headless else out.streams)
     _run(running, going, QUANTIZED, going.probes, decided)
     return own
 
@@ -129,6 +138,12 @@ def _float_part(plain: Part, going: Walk, opener: Opener, own: Mapping[int, np.n
             before = entering if plain.layer is not None else np.float32(0)
             local.add(leaving - before, own[at] - before)
             along.add(leaving, going.last(QUANTIZED, at))
-    return LayerRecord(
-        name=plain.name, local_snr_db=local.snr_db, local_cosine=local.cosine, snr_db=along.snr_db, cosine=along.cosine
+    return layer_record(plain.name, local, along)
+
+
+def layer_record(name: str, local: Likeness, along: Likeness) -> LayerRecord:
+    """Six digits that count."""
+    snr, cosine, after, after_cosine = (
+        None if value is None else float(f"{value:.6g}") for value in (local.snr_db, local.cosine, along.snr_db, along.cosine)
     )
+    return LayerRecord(name=name, local_snr_db=snr, local_cosine=cosine, snr_db=after, cosine=after_cosine)

@@ -21,11 +21,12 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Window:
-    """One window: `ids` [n], of which ids[:-1] predict ids[1:]."""
+    """One window: `ids` [n], of which ids[:-1] predict ids[1:]; `bos` = the first one is the begin token."""
 
     text: str
     number: int
     ids: Ids
+    bos: bool = False
 
 
 def cut(text: str, ids: Sequence[int], *, length: int = LENGTH, count: int = 0, bos: int | None = None) -> list[Window]:

@@ -160,7 +160,9 @@ class EmulationRecord(StrictModel):
 
     matrices: int
     rows: int
-    worst: float = Field(description="Largest difference of an output, relative to the matrix's largest output.")
+    worst: float | None = Field(
+        description="Largest difference of an output, relative to the matrix's largest output; None = no number came out."
+    )
     worst_matrix: str
 
 

@@ -183,7 +183,8 @@ def _checks(record: Record) -> Safe | None:
         rows.append(("tokenizer", f"{said} (against {one.against})"))
     if found.emulation is not None:
         em = found.emulation
-        said = f"{em.worst:.1e} of the largest output at most, in {em.matrices} matrices ({em.worst_matrix})"
+        worst = "no number" if em.worst is None else f"{em.worst:.1e} of the largest output at most"
+        said = f"{worst}, in {em.matrices} matrices ({em.worst_matrix})"
         rows.append(("operators against numpy", said))
     if record.verdict is not None:
         limits = ", ".join(f"{name} up to {words.number(value)}" for name, value in record.verdict.band.items())

@@ -4,9 +4,8 @@ Knows: what the numbers of a record mean. Does not know: HTML, terminals, or how
 """
 
 import math
-from collections.abc import Sequence
 
-from appliance.bundle.record import EvaluationRecord, LayerRecord, Record, TextRecord
+from appliance.bundle.record import EvaluationRecord, Record, TextRecord
 
 _GRADES = ((0.003, "practically nothing"), (0.02, "very little"), (0.1, "a little"), (0.3, "noticeably"), (1.0, "much"))
 """Up to which rise of ln PPL which word holds; beyond them it is broken."""
@@ -60,15 +59,6 @@ def of_text(text: TextRecord) -> str:
         f"median {number(text.kl_median)} p99 {number(text.kl_p99)}, same top-1 {share(text.same_top)} "
         f"({text.windows} windows, {text.tokens} tokens)"
     )
-
-
-def worst_drop(layers: Sequence[LayerRecord]) -> LayerRecord | None:
-    """The layer to look at when something is wrong: the first that gives no numbers, else the one that loses most by itself."""
-    for layer in layers:
-        if layer.local_cosine is None:
-            return layer
-    measured = [layer for layer in layers if layer.local_snr_db is not None]
-    return min(measured, key=lambda layer: layer.local_snr_db or 0.0, default=None)
 
 
 def agreed(record: EvaluationRecord) -> str:

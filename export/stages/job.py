@@ -35,6 +35,8 @@ class BuildRequest:
         license: the one it was pulled under, for a checkpoint that states none itself; "" = unknown.
         calibration: text file, folder of text files, or a record.json whose tokens are taken; None = the model writes its own.
         calibration_tokens: how many tokens to calibrate with.
+        windows: of each text that the loss is measured on.
+        accept_loss: go on when the loss is outside the scheme's band.
         keep_quantized: weights that the checkpoint has on a 4- or 8-bit grid are carried over where the targets hold it.
     """
 
@@ -48,6 +50,8 @@ class BuildRequest:
     license: str = ""
     calibration: Path | None = None
     calibration_tokens: int = 32768
+    windows: int = 2
+    accept_loss: bool = False
     keep_quantized: bool = False
 
     @property

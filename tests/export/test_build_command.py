@@ -157,7 +157,7 @@ def test_the_licence_of_a_pull_comes_along(by_name: bool, good: Path, home: Path
     folder = home / "cache" / "checkpoints" / "pulled"
     record = json.loads((folder / "pulled.json").read_text())
     (folder / "pulled.json").write_text(json.dumps({**record, "license": "mit-of-the-pull"}))
-    assert cli.main(["build", "pulled" if by_name else str(folder)]) == 0
+    assert cli.main(["build", "pulled" if by_name else str(folder), "--windows", "1"]) == 0
     assert open_bundle(home / "models" / "pulled").manifest.provenance.license == "mit-of-the-pull"
 
 
@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(mib: int, good: Path, home: 
 
 
 def start(source: Path) -> subprocess.Popen[str]:
-    call = [sys.executable, "-m", "appliance", "build", str(source), "--name", "new"]
+    call = [sys.executable, "-m", "appliance", "build", str(source), "--name", "new", "--windows", "1"]
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -233,9 +233,9 @@ def test_an_interrupted_build_leaves_no_half_bundle_and_the_next_one_is_whole(go
     assert os.listdir(home / "models") == ["new"], f"seed {seed}"
 
 
-def peak_of(source: Path, name: str) -> float:
+def peak_of(source: Path, name: str, windows: int = 1) -> float:
     """MiB that the build had in memory at most."""
-    call = [sys.executable, "-c", MEASURED, "build", str(source), "--name", name]
+    call = [sys.executable, "-c", MEASURED, "build", str(source), "--name", name, "--windows", str(windows)]
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return int(done.stderr.splitlines()[-1]) / 1024
@@ -248,13 +248,14 @@ def test_memory_grows_with_the_largest_tensor_and_not_with_the_model(home: Path,
         source = write_safetensors(tmp_path / name, Llama(layers, 256, 4, 2, 704, vocab), "float16", tokenizer=True)
         peaks[name] = peak_of(source, name)
     print("peak MiB of a build:", {name: round(peak) for name, peak in peaks.items()})
-    float_32_layers = 24 * 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 704) / 2**20
-    assert peaks["32"] - peaks["8"] < float_32_layers / 8, peaks
+    layers = 24 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 704) / 2**20
+    # What was written is run, and is in memory meanwhile: 4 bits and a scale, as the file has it and as the kernels pack it.
+    assert peaks["32"] - peaks["8"] < 4 * layers / 8 + 2 * layers * 4.25 / 8, peaks
     assert peaks["wide"] > peaks["8"] + 20, "the largest tensor is 28 MiB larger: this measurement sees it"
 
 
 @pytest.mark.model
 def test_building_the_starter_takes_less_than_600_mb(starter_gguf: Path, home: Path) -> None:
-    peak = peak_of(starter_gguf, "starter") * 2**20 / 1e6
+    peak = peak_of(starter_gguf, "starter", 2) * 2**20 / 1e6
     print(f"peak of building the starter model: {peak:.0f} MB")
     assert peak < 600

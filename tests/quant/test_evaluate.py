@@ -193,4 +193,4 @@ def test_texts_part_at_their_first_difference() -> None:
 
 
 def test_rows_are_as_many_as_fit() -> None:
-    assert rows_at_once(262144) == 16 and rows_at_once(49152) == 85 and rows_at_once(1 << 30) == 1
+    assert rows_at_once(262144) == 4 and rows_at_once(49152) == 21 and rows_at_once(1 << 30) == 1

@@ -35,6 +35,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export.parity": {"export", "appliance.bundle", "appliance.targets", "appliance.runtime"},
     "export.build": {"export", "quant", "appliance.bundle", "appliance.targets"},
     "export.stages": {"export", "quant", "appliance.bundle", "appliance.targets"},
+    "export.stages.evaluation": {
+        "export",
+        "quant",
+        "appliance.bundle",
+        "appliance.targets",
+        "appliance.runtime",
+        "appliance.report",
+    },
     "export.command": {
         "export",
         "quant",
@@ -43,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "appliance.config",
         "appliance.pull",
         "appliance.progress",
+        "appliance.report",
     },
     "export": {"export", "appliance.bundle", "appliance.targets"},
     "quant": {"quant", "appliance.bundle", "appliance.targets", "appliance.runtime"},

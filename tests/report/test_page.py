@@ -148,17 +148,6 @@ def test_the_layer_in_a_name(name: str, layer: int | None) -> None:
     assert plots.layer_of(name) == layer
 
 
-def test_the_layer_to_look_at_is_the_first_broken_or_the_worst_by_itself() -> None:
-    layers = list(evaluation().layers)
-    worst = words.worst_drop(layers)
-    assert worst is not None and worst.name == "layers.3"
-    layers[1] = LayerRecord(name="layers.1", local_snr_db=None, local_cosine=None, snr_db=None, cosine=None)
-    worst = words.worst_drop(layers)
-    assert worst is not None and worst.name == "layers.1"
-    exact = LayerRecord(name="layers.0", local_snr_db=None, local_cosine=1.0, snr_db=None, cosine=1.0)
-    assert words.worst_drop([exact]) is None and words.worst_drop([]) is None
-
-
 def test_words_for_numbers() -> None:
     assert [words.number(value) for value in (0.19, 1.7, 12.34, 0.00031234, 123456.0, 0, None, 2e-9)] == [
         "0.190", "1.70", "12.3", "0.000312", "123456", "0", "-", "0.000000"]  # fmt: skip
