@@ -1,0 +1,112 @@
+"""Exceptions to a scheme, chosen by measurement: more bits where a weight costs most, coarser groups where it costs least.
+
+Knows: the order of things: measure every weight, list its possible forms, spend the budget, give each exception its reason.
+Does not know: how costs are measured (`quant.sensitivity`), how a budget is spent (`quant.budget`), graphs of parts.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from appliance.bundle.vocabulary import ROLE
+from appliance.errors import TargetError
+from appliance.targets.capabilities import Target
+from quant.budget import Choice, Unit, bytes_of, choose
+from quant.calibrate import Setup
+from quant.emit import refusal
+from quant.graph import sizes
+from quant.plan import Plan, plans
+from quant.scheme import TABLES, Form, Scheme, WeightRule
+from quant.sensitivity import Cost, Progress, measure
+
+GROUPS = (32, 64, 128)
+"""Groups that are tried. Smaller ones decode slower, larger ones round a block's activations together with its outliers."""
+
+
+def with_exceptions(model: ir.Model, scheme: Scheme, target: Target, setup: Setup, progress: Progress | None = None) -> Scheme:
+    """The scheme with an exception for every weight that should have another form than its default, within its budget.
+
+    Weights that a person or the target has made an exception already stay as they are; their bytes count.
+
+    Args:
+        model: canonical float model, not changed.
+        setup: of the calibration that follows.
+
+    Raises:
+        TargetError: the budget is below what the smallest forms take; it says how much that is.
+    """
+    if scheme.budget is None:
+        return scheme
+    planned = [plan for plan in plans(model, scheme, target) if plan.in_body and plan.form.bits]
+    forms = {plan.name: _forms(plan, scheme, target) for plan in planned}
+    asked = tuple(dict.fromkeys(form for each in forms.values() for form in each))
+    costs = measure(model, planned, setup, asked, progress)
+    by_name = {plan.name: plan for plan in planned}
+    units = [_unit(cost, by_name, forms) for cost in costs]
+    weights, floats = _body(model, by_name)
+    budget = int(scheme.budget * weights / 8) - floats
+    chosen = choose(units, budget)
+    taken = sum(choice.bytes for choice in chosen)
+    if taken > budget:
+        least = math.ceil(800 * (taken + floats) / weights) / 100
+        raise TargetError(f"a body of {scheme.budget:g} bits a weight cannot be had", f"the smallest is --budget {least:g}")
+    rules = _rules(costs, chosen, by_name, scheme.budget)
+    return replace(scheme, options=replace(scheme.options, weights={**rules, **scheme.options.weights}))
+
+
+def _forms(plan: Plan, scheme: Scheme, target: Target) -> tuple[Form, ...]:
+    """What the weight may become: its own form first."""
+    given = (target.role_overrides, scheme.options.roles)
+    if plan.name in scheme.options.weights or any(role in rules for rules in given for role in plan.roles):
+        return (plan.form,)
+    found = [plan.form]
+    for bits in sorted({4, 8} & set(target.weights.bits)):
+        for group in GROUPS:
+            symmetric = scheme.options.symmetric or bits != 4
+            form = replace(plan.form, bits=bits, group=group, symmetric=symmetric)
+            if group in target.weights.groups and refusal(target.weights.operator, form, plan.roles) is None:
+                found.append(form)
+    return tuple(dict.fromkeys(found))
+
+
+def _unit(cost: Cost, planned: Mapping[str, Plan], forms: Mapping[str, Sequence[Form]]) -> Unit:
+    shared = [form for form in forms[cost.weights[0]] if all(form in forms[name] for name in cost.weights)]
+    choices = []
+    for form in shared or [planned[cost.weights[0]].form]:
+        taken = sum(bytes_of(planned[name].shape[0], planned[name].shape[1], form) for name in cost.weights)
+        choices.append(Choice(form, taken, cost.kl * cost.factors[form]))
+    return Unit(cost.weights[0], tuple(choices))
+
+
+def _body(model: ir.Model, planned: Mapping[str, Plan]) -> tuple[int, int]:
+    """Weights of the body, as the record counts them, and the bytes of those that stay float."""
+    weights = floats = 0
+    for name, value in model.graph.initializers.items():
+        tensor, role = value.const_value, value.metadata_props.get(ROLE, "")
+        if tensor is None or role in ("", "rope", *TABLES):
+            continue
+        weights += int(tensor.size)
+        if name not in planned:
+            floats += 4 * int(tensor.size)
+    assert all(len(sizes(plan.weight.const_value)) == 2 for plan in planned.values() if plan.weight.const_value is not None)
+    return weights, floats
+
+
+def _rules(costs: Sequence[Cost], chosen: Sequence[Choice], planned: Mapping[str, Plan], budget: float) -> dict[str, WeightRule]:
+    order = sorted(range(len(costs)), key=lambda index: -costs[index].kl)
+    places = {index: place for place, index in enumerate(order, 1)}
+    rules = {}
+    for index, (cost, choice) in enumerate(zip(costs, chosen, strict=True)):
+        plan = planned[cost.weights[0]]
+        if choice.form == plan.form:
+            continue
+        together = "" if len(cost.weights) == 1 else f" with {len(cost.weights) - 1} more of its stream"
+        reason = (
+            f"measured: {plan.form.bits} bits in groups of {plan.form.group} cost {cost.kl:.2g} nats of KL{together}, "
+            f"number {places[index]} of {len(costs)}; expected at {choice.form.bits} bits in groups of {choice.form.group}: "
+            f"{choice.loss:.2g}; the budget is {budget:g} bits a weight of the body"
+        )
+        rules.update({name: WeightRule(reason, bits=choice.form.bits, group=choice.form.group) for name in cost.weights})
+    return rules

@@ -1,0 +1,344 @@
+"""What quantizing each weight costs in KL, measured: the float model with that one weight as its solver leaves it.
+
+Knows: one walk through the float model, layer by layer. Does not know: how a part is opened (`quant.layers.Opener`), what is
+made of the figures (`quant.budget`).
+
+Only what comes after a weight must run with it, so all variants go along with the float model, and each layer is opened once:
+
+    text      hidden states - layer k - second moments of its streams - solve its weights, each in its plan's form
+    held out  float, variants of layers before k  - layer k -  the same, one layer on
+              float - layer k with one unit's weights solved -  a new variant
+    end       final norm of all variants; KL against the float model
+
+The head would be most of the work (Gemma: 168 of 268 M weights), so KL is taken to second order and by sampling: m words are
+drawn from the float model's prediction at every place, and KL = 1/2 Var(e_word . delta), delta the variant's change of what
+enters the head and e_word a word's row of it. For single weights that agrees with the exact KL to a few percent.
+Weights that must share a form (q, k and v of a layer, which are joined) are one unit.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from quant import solvers, spill
+from quant.affine import dequantize_affine
+from quant.arrays import Floats, group_size, groups_of
+from quant.calibrate import Setup
+from quant.graph import lazy, sizes, tensor_of
+from quant.head import Head
+from quant.layers import TAIL, Hidden, Part, Running, cut, pass_through
+from quant.moments import Gatherer, Moments
+from quant.plan import Plan
+from quant.scheme import Form
+
+VERSION = 1
+"""Raised whenever the same model and text would give other figures."""
+
+HELD_OUT = 512
+"""Tokens at the end of the text that the cost is measured on; their moments are not gathered."""
+SEEN = 6144
+"""Tokens at the start of it whose moments the weights are solved with: four times the widest stream of a small model. The
+solution that ships sees all of the text; for the order of the weights this is enough."""
+
+_SAMPLES = 16
+"""Words drawn at each place."""
+_BATCH = 2048
+"""Tokens that go through a part at once."""
+_JOINED = ("attn.q", "attn.k", "attn.v")
+
+Progress = Callable[[int, int, str], None]
+"""(steps done, steps in all, name of the layer)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one unit costs.
+
+    Attributes:
+        weights: names; they share a form.
+        kl: nats a token that the model loses when these alone are quantized, in the form of their plan.
+        factors: by form, how large the squared error of its outputs is against that of weights alone in the plan's form, so that
+            kl * factor is its cost. It counts what the form loses of the weights and, where activations are rounded in blocks
+            of the form's group, what that loses: an outlier takes more of its neighbours with it in a larger block.
+    """
+
+    weights: tuple[str, ...]
+    kl: float
+    factors: Mapping[Form, float]
+
+
+def measure(
+    model: ir.Model, plans: Sequence[Plan], setup: Setup, forms: Sequence[Form], progress: Progress | None = None
+) -> tuple[Cost, ...]:
+    """The cost of every weight of the body that its plan quantizes, unit by unit in the order of the model.
+
+    A run that was stopped goes on with the layer it was in; a second run finds the figures in `setup.work`.
+
+    Args:
+        model: canonical float model, not changed.
+        plans: `quant.plan.plans` of that very model.
+        setup: its text should be some ten thousand tokens; the last ones are held out.
+        forms: that `Cost.factors` is wanted for.
+
+    Raises:
+        BadInput: the model cannot be cut into layers.
+    """
+    parts = cut(model)
+    run = _Run(parts, {plan.name: plan for plan in plans if plan.form.bits and plan.in_body}, setup, forms)
+    found = run.read()
+    if found is None:
+        found = run.measured(progress)
+    return found
+
+
+class _Run:
+    """One measurement. Hidden states lie in two files by turns, the float model's in front of the variants'."""
+
+    def __init__(self, parts: Sequence[Part], plans: Mapping[str, Plan], setup: Setup, forms: Sequence[Form]):
+        self._plans, self._setup, self._forms = plans, setup, forms
+        self._embed, self._tail = parts[0], parts[-1]
+        assert self._tail.name == TAIL
+        self._layers = [part for part in parts if part.layer is not None]
+        self._units = [_units(part, plans) for part in self._layers]
+        held = -(-HELD_OUT // setup.ids.shape[1])
+        self._held = setup.ids[-held:]
+        self._seen = setup.ids[: max(1, min(len(setup.ids) - held, -(-SEEN // setup.ids.shape[1])))]
+        self._batch = max(1, _BATCH // setup.ids.shape[1])
+        self._name = f"sensitivity.{self._print()}"
+        self._files: list[list[Hidden]] = []
+        self._factors: list[dict[Form, float]] = []
+
+    def read(self) -> tuple[Cost, ...] | None:
+        """The figures of an earlier run."""
+        told = _read_json(self._path("json"))
+        if told is None:
+            return None
+        return self._costs(told["kl"], [dict(zip(self._forms, row, strict=True)) for row in told["factors"]])
+
+    def measured(self, progress: Progress | None) -> tuple[Cost, ...]:
+        for index in range(self._begin(), len(self._layers)):
+            part = self._layers[index]
+            if progress:
+                progress(index, len(self._layers) + 1, part.name)
+            self._layer(index, part)
+            self._finish(index + 1)
+        if progress:
+            progress(len(self._layers), len(self._layers) + 1, TAIL)
+        kl = self._end()
+        told = {"kl": kl, "factors": [[factors[form] for form in self._forms] for factors in self._factors]}
+        spill.replace_file(self._path("json"), lambda path: spill.write_text(path, json.dumps(told)))
+        self._drop()
+        if progress:
+            progress(len(self._layers) + 1, len(self._layers) + 1, "")
+        return self._costs(kl, self._factors)
+
+    def _costs(self, kl: Sequence[float], factors: Sequence[Mapping[Form, float]]) -> tuple[Cost, ...]:
+        units = [unit for layer in self._units for unit in layer]
+        return tuple(Cost(*each) for each in zip(units, kl, factors, strict=True))
+
+    def _layer(self, index: int, part: Part) -> None:
+        running = Running(part.build(), self._setup.opener)
+        (text, after), (held, moved) = (pair if index % 2 == 0 else pair[::-1] for pair in self._files)
+        gatherers: dict[str, Gatherer] = {}
+        vectors: dict[str, Floats] = {}
+        for _, out in pass_through(running, text, after, self._batch):
+            for stream, found in out.streams.items():
+                gatherers.setdefault(stream, Gatherer(found.shape[-1])).add(found)
+        made = len(self._held) * (1 + sum(len(units) for units in self._units[:index]))
+        for start in range(0, made, self._batch):
+            rows = slice(start, min(start + self._batch, made))
+            out = running.run(held.read(rows))
+            moved.write(rows, out.hidden)
+            if start == 0:
+                vectors = {stream: found[: len(self._held)].reshape(-1, found.shape[-1]) for stream, found in out.streams.items()}
+        del running
+        moments = {stream: gatherer.moments() for stream, gatherer in gatherers.items()}
+        entering = {name: stream for stream, names in part.streams.items() for name in names}
+        for unit in self._units[index]:
+            stream = entering[unit[0]]
+            tensors, factors = self._solved(unit, moments[stream], vectors[stream])
+            self._factors.append(factors)
+            changed = part.build(streams=False)
+            for name, tensor in tensors.items():
+                changed.graph.initializers[name].const_value = tensor
+            variant = Running(changed, self._setup.opener)
+            for start in range(0, len(self._held), self._batch):
+                rows = slice(start, min(start + self._batch, len(self._held)))
+                moved.write(slice(made + rows.start, made + rows.stop), variant.run(held.read(rows)).hidden)
+            made += len(self._held)
+
+    def _solved(
+        self, unit: tuple[str, ...], moments: Moments, vectors: Floats
+    ) -> tuple[dict[str, ir.TensorProtocol], dict[Form, float]]:
+        """The unit's weights as solved, and how other forms compare."""
+        tensors: dict[str, ir.TensorProtocol] = {}
+        lost, own = dict.fromkeys(self._forms, 0.0), 0.0
+        fit = solvers.find("fit")
+        for name in unit:
+            plan, threads = self._plans[name], self._setup.threads
+            assert plan.weight.const_value is not None
+            weight = np.asarray(plan.weight.const_value.numpy(), np.float32)
+            solver = solvers.find(plan.solver)
+            solved = solver.solve(weight, plan.form, moments if solver.NEEDS_MOMENTS else None, threads)
+            values = dequantize_affine(solved.q, solved.scales, solved.zero_points, plan.form.bits, plan.form.group)
+            tensors[name] = lazy(name, ir.DataType.FLOAT, plan.shape, lambda values=values: values)  # type: ignore[misc]
+            missed = float(np.square(vectors @ (weight - values).T).sum(dtype=np.float64))
+            noise, own = fit.solve(weight, plan.form, None, threads).error.noise, own + missed
+            for form in self._forms:
+                share = fit.solve(weight, form, None, threads).error.noise / noise if noise else 0.0
+                lost[form] += missed * share + rounding_loss(weight, vectors, form)
+        return tensors, {form: total / own if own else 0.0 for form, total in lost.items()}
+
+    def _end(self) -> list[float]:
+        """KL of every variant, in order."""
+        held = self._files[1][len(self._layers) % 2]
+        running = Running(self._tail.build(head=False), self._setup.opener)
+        count = len(self._held)
+        plain = running.run(held.read(slice(0, count))).hidden
+        rows = self._sampled_rows(plain.reshape(-1, plain.shape[-1]))
+        found = []
+        for variant in range(1, held.shape[0] // count):
+            changed = running.run(held.read(slice(variant * count, (variant + 1) * count))).hidden
+            found.append(sampled_kl(rows, (changed - plain).reshape(-1, plain.shape[-1])))
+        return found
+
+    def _sampled_rows(self, entering: Floats) -> Floats:
+        """Rows of the head for words drawn from the float model's predictions: [T,m,K]."""
+        node, rng = self._tail.linears[-1], np.random.default_rng(0)
+        head = Head(node, self._path("head"))
+        try:
+            steps = range(0, len(entering), 64)
+            words = np.concatenate([drawn(head.logits(entering[at : at + 64]), _SAMPLES, rng) for at in steps])
+        finally:
+            head.close()
+        different, place = np.unique(words, return_inverse=True)
+        rows: Floats = np.asarray(tensor_of(node.inputs[1], node).numpy()[different], np.float32)
+        return rows[place.reshape(words.shape)]
+
+    def _begin(self) -> int:
+        """Open the files; which layer comes first."""
+        width = _width(self._embed)
+        variants = 1 + sum(len(units) for units in self._units)
+        tokens = self._setup.ids.shape[1]
+        shapes = {"text": (len(self._seen), tokens, width), "held": (len(self._held) * variants, tokens, width)}
+        paths = {kind: [self._path(f"{kind}.{turn}.npy") for turn in (0, 1)] for kind in shapes}
+        told = _read_json(self._path("note.json"))
+        found = [[Hidden.existing(path, shapes[kind]) for path in pair] for kind, pair in paths.items()]
+        if told is not None and all(one is not None for pair in found for one in pair):
+            self._files = [[one for one in pair if one is not None] for pair in found]
+            self._factors = [dict(zip(self._forms, row, strict=True)) for row in told["factors"]]
+            return int(told["layers"])
+        self._path("note.json").unlink(missing_ok=True)
+        self._files = [[Hidden(path, shapes[kind]) for path in pair] for kind, pair in paths.items()]
+        running = Running(self._embed.build(), self._setup.opener)
+        for pair, ids in zip(self._files, (self._seen, self._held), strict=True):
+            for rows, out in pass_through(running, ids, None, self._batch):
+                pair[0].write(rows, out.hidden)
+        self._finish(0)
+        return 0
+
+    def _finish(self, layers: int) -> None:
+        """What the layer hands on is on disk, and so is the note that says it."""
+        for pair in self._files:
+            pair[layers % 2].flush()
+        told = {"layers": layers, "factors": [[factors[form] for form in self._forms] for factors in self._factors]}
+        spill.replace_file(self._path("note.json"), lambda path: spill.write_text(path, json.dumps(told)))
+
+    def _drop(self) -> None:
+        paths = [one.path for pair in self._files for one in pair]
+        self._files = []
+        for path in (*paths, self._path("note.json")):
+            path.unlink(missing_ok=True)
+
+    def _path(self, kind: str) -> Path:
+        return self._setup.work / f"{self._name}.{kind}"
+
+    def _print(self) -> str:
+        plans = [
+            [plan.name, *_said(plan.form), plan.solver, solvers.find(plan.solver).VERSION, _weight_said(plan, self._setup.source)]
+            for plan in self._plans.values()
+        ]
+        forms, shape = [_said(form) for form in self._forms], list(self._setup.ids.shape)
+        text = json.dumps([VERSION, self._setup.source, plans, forms, shape])
+        return hashlib.sha256(np.ascontiguousarray(self._setup.ids, "<u4").tobytes() + text.encode()).hexdigest()[:32]
+
+
+def rounding_loss(weight: Floats, vectors: Floats, form: Form) -> float:
+    """Squared error of the outputs when `vectors` [T,K] are rounded to int8 in blocks of the form's group, summed.
+
+    Errors of different columns are taken as independent: one sum a column instead of a product with the whole weight [N,K].
+    """
+    if form.activation != "block-dynamic":
+        return 0.0
+    size, columns = group_size(vectors.shape[1], form.group), vectors.shape[1]
+    whole = np.zeros((len(vectors), groups_of(columns, form.group) * size), np.float32)
+    whole[:, :columns] = vectors
+    blocks = whole.reshape(len(vectors), -1, size)
+    step = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    missed = blocks - np.rint(blocks / np.where(step > 0, step, 1)) * step
+    noise = np.square(missed).sum(0, dtype=np.float64).reshape(-1)[:columns]
+    return float(noise @ np.square(weight).sum(0, dtype=np.float64))
+
+
+def drawn(logits: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """`count` words for each row of logits [n,V], by the probabilities they mean: [n,count]."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(1, keepdims=True)
+    np.exp(wide, out=wide)
+    np.cumsum(wide, axis=1, out=wide)
+    places = rng.random((len(wide), count)) * wide[:, -1:]
+    found = np.stack([np.searchsorted(row, place, side="right") for row, place in zip(wide, places, strict=True)])
+    words: npt.NDArray[np.int64] = np.minimum(found, logits.shape[1] - 1)
+    return words
+
+
+def sampled_kl(rows: Floats, change: Floats) -> float:
+    """1/2 Var(e . delta) over the words drawn at each place, the mean over places.
+
+    Args:
+        rows: [T,m,K], the head's rows of m words.
+        change: [T,K].
+    """
+    logits = np.matmul(rows, change[:, :, None])[..., 0].astype(np.float64)
+    return float(0.5 * logits.var(1, ddof=1).mean())
+
+
+def _units(part: Part, plans: Mapping[str, Plan]) -> list[tuple[str, ...]]:
+    """Weights of a layer that are chosen for together: those of one stream with the roles q, k and v; others alone."""
+    found: list[tuple[str, ...]] = []
+    for names in part.streams.values():
+        chosen = [name for name in names if name in plans]
+        joined = tuple(name for name in chosen if plans[name].roles[0] in _JOINED)
+        found += ([joined] if joined else []) + [(name,) for name in chosen if name not in joined]
+    return found
+
+
+def _width(embed: Part) -> int:
+    """D, from the table's second axis."""
+    tensors = (value.const_value for node in embed.nodes for value in node.inputs if value is not None)
+    return next(sizes(tensor)[1] for tensor in tensors if tensor is not None and len(tensor.shape) == 2)
+
+
+def _said(form: Form) -> list[int]:
+    return [form.bits, form.group, int(form.symmetric)]
+
+
+def _weight_said(plan: Plan, source: str) -> str:
+    """Nothing where the checkpoint's fingerprint says it."""
+    assert plan.weight.const_value is not None
+    return "" if source else spill.content_of(plan.weight.const_value.numpy())
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return told

@@ -1,0 +1,106 @@
+"""Exceptions chosen by measurement: within the budget, where it hurts most, each with its reason."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from appliance.errors import TargetError
+from appliance.targets import load
+from export import arch
+from export.slices import opener
+from quant import mixed, schemes
+from quant.calibrate import Setup
+from quant.decide import decide
+from quant.plan import Plan, plans
+from quant.scheme import Form, Options, Scheme, WeightRule
+from quant.sensitivity import Cost
+from tests.golden import recipe
+
+SCHEME = dataclasses.replace(schemes.find("w4a8-mixed"), solver="fit")
+
+
+def ready(work: Path) -> tuple[ir.Model, Setup]:
+    config: dict[str, Any] = arch.find("llama").TINY["all"]
+    opened = arch.open_model(recipe.Memory(config, recipe.tensors(config, 3)))
+    ids = np.random.default_rng(7).integers(0, opened.config.vocab_size, (4, 24))
+    return opened.build(), Setup(ids, opener(24, work / "parts"), work, "checkpoint")
+
+
+def made_up(kl: dict[str, float]) -> Any:
+    """In place of the measurement: costs by a piece of the name."""
+
+    def measure(model: ir.Model, planned: list[Plan], setup: Setup, forms: tuple[Form, ...], progress: Any) -> tuple[Cost, ...]:
+        factors = {form: 0.004 if form.bits == 8 else form.group / 32 for form in forms}
+        cost = {plan.name: next((value for piece, value in kl.items() if piece in plan.name), 1e-3) for plan in planned}
+        return tuple(Cost((plan.name,), cost[plan.name], factors) for plan in planned)
+
+    return measure
+
+
+def sizes(model: ir.Model, scheme: Scheme, work: Path) -> float:
+    """Bits a weight of the body of what really comes out."""
+    decision = decide(model, scheme, load("cpu"), work, source="checkpoint")
+    body = [matrix for matrix in decision.matrices if not set(matrix.roles) & {"embed", "head"}]
+    taken = sum(matrix.parameters * matrix.form.bits / 8 + 2 * matrix.scales for matrix in body)
+    floats = [one for one in decision.kept if one.role not in ("", "rope")]
+    weights = sum(matrix.parameters for matrix in body) + sum(one.parameters for one in floats)
+    return 8 * (taken + 4 * sum(one.parameters for one in floats)) / weights
+
+
+@pytest.mark.parametrize("above", [0.01, 0.7, 1.5, 3.0])
+def test_the_body_keeps_within_its_budget_and_uses_it(above: float, tmp_path: Path) -> None:
+    model, setup = ready(tmp_path)
+    least = sizes(model, dataclasses.replace(SCHEME, budget=None, options=Options(group=128)), tmp_path / "least")
+    model, setup = ready(tmp_path)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=least + above), load("cpu"), setup)
+    found = sizes(model, scheme, tmp_path)
+    assert least + above - 0.6 < found <= least + above + 1e-6
+
+
+def test_the_weights_that_cost_most_get_eight_bits_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, setup = ready(tmp_path)
+    monkeypatch.setattr(mixed, "measure", made_up({"layers.1.mlp.down_proj": 9.0}))
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), load("cpu"), setup)
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert scheme.form("mlp.down", weight=name).bits == 8
+    reason = scheme.reason(name)
+    assert reason.startswith("measured: 4 bits in groups of 32 cost 9 nats of KL, number 1 of 14") and "8 bits" in reason
+    planned = {plan.name: plan for plan in plans(model, scheme, load("cpu"))}
+    assert planned[name].reason == reason and planned[name].form.bits == 8
+
+
+def test_what_a_person_has_fixed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, setup = ready(tmp_path)
+    monkeypatch.setattr(mixed, "measure", made_up({"down_proj": 9.0, "o_proj": 9.0}))
+    own = {"model.layers.0.mlp.down_proj.weight": WeightRule("because I say so", bits=4, group=64)}
+    options = Options(weights=own, roles={"attn.o": {"bits": 4}})
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=7.5, options=options), load("cpu"), setup)
+    assert scheme.options.weights["model.layers.0.mlp.down_proj.weight"] == own["model.layers.0.mlp.down_proj.weight"]
+    assert all("o_proj" not in name for name in scheme.options.weights)
+    assert scheme.form("mlp.down", weight="model.layers.1.mlp.down_proj.weight").bits == 8
+
+
+def test_a_budget_below_the_smallest_forms_is_refused_with_the_smallest(tmp_path: Path) -> None:
+    model, setup = ready(tmp_path)
+    with pytest.raises(TargetError, match=r"cannot be had; the smallest is --budget \d") as caught:
+        mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=3.0), load("cpu"), setup)
+    smallest = float(str(caught.value).split("--budget ")[1])
+    mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=smallest), load("cpu"), setup)
+
+
+def test_a_scheme_without_a_budget_is_left_alone(tmp_path: Path) -> None:
+    model, setup = ready(tmp_path)
+    scheme = schemes.find("w4a8")
+    assert mixed.with_exceptions(model, scheme, load("cpu"), setup) is scheme
+
+
+def test_q_k_and_v_take_one_form(tmp_path: Path) -> None:
+    model, setup = ready(tmp_path)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), load("cpu"), setup)
+    planned = {plan.name: plan.form for plan in plans(model, scheme, load("cpu")) if plan.in_body}
+    for layer in range(2):
+        assert len({planned[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"}) == 1
