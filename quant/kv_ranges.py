@@ -1,0 +1,177 @@
+"""Scales of keys and values from a calibration text: hidden states go through the model layer by layer, ranges are kept.
+
+Knows: what a part gives out, how a range becomes a scale. Does not know: how a part is opened (`quant.layers.Opener`), where
+the text comes from, how scales are written (`quant.kv`).
+
+A channel's range is the largest that occurred, over 127. On SmolLM2 (12 windows that it wrote itself, six others to measure
+on) that gave a signal-to-noise ratio of 43.6 dB for keys and 38.2 for values; cutting off the largest 0.01, 0.05 and 0.1 %
+gave 43.8, 43.8, 43.4 and 38.0, 35.4, 33.2; a tenth of room above the largest 42.9 and 37.9.
+"""
+
+import hashlib
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from appliance.bundle.vocabulary import present_name
+from appliance.errors import CheckpointError
+from quant.graph import sizes
+from quant.kv import STEPS, KvScales, envelope, rotary_pairs
+from quant.layers import Hidden, Opener, Part, Running, cut, pass_through
+
+VERSION = 1
+"""Raised whenever the same model and text would give other scales."""
+LEAST = 1e-3
+"""A channel's range is at least this share of its layer's largest: one that never stirred in the text may do so later."""
+
+_TOKENS = 2048
+"""Tokens that go through a part at once, and on which the noise of a layer is measured."""
+
+Ids = npt.NDArray[np.int64]
+Progress = Callable[[int, int, str], None]
+"""(layers done, layers in all, name of the layer)."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the collection works with.
+
+    Attributes:
+        ids: [W,S], windows of the calibration text.
+        opener: opens parts.
+        work: folder for hidden states and the result.
+        key: what the result depends on beside the text; equal keys find an earlier run's result.
+    """
+
+    ids: Ids
+    opener: Opener
+    work: Path
+    key: str
+
+
+@dataclass(frozen=True)
+class LayerScales:
+    """One layer: its scales, and the signal-to-noise ratio in dB of keys and values on the first tokens of the text."""
+
+    layer: int
+    scales: KvScales
+    key_snr_db: float
+    value_snr_db: float
+
+
+def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> tuple[LayerScales, ...]:
+    """Scales of every layer, in order.
+
+    Args:
+        model: canonical, decided or not (what it is shipped as has the right ranges), its state float; not changed.
+
+    Raises:
+        BadInput: the model cannot be cut into layers.
+        CheckpointError: keys or values are not finite; the layer is named.
+    """
+    path = setup.work / f"kv.{_key(setup)}.npz"
+    found = _read(path)
+    if found:
+        return found
+    embed, *layers = [part for part in cut(model) if part.layer is not None or part.entering is None]
+    pairs = rotary_pairs(model)
+    shape = (*setup.ids.shape, _width(embed))
+    files = [Hidden(setup.work / f"kv.{turn}.npy", shape) for turn in (0, 1)]
+    batch = max(1, _TOKENS // shape[1])
+    for _ in pass_through(Running(embed.build(streams=False), setup.opener), setup.ids, files[0], batch):
+        pass
+    made = []
+    for index, part in enumerate(layers):
+        if progress:
+            progress(index, len(layers), part.name)
+        assert part.layer is not None
+        running = Running(part.build(streams=False, state=True), setup.opener)
+        range_ = _Range(part, part.layer, pairs[part.layer])
+        for _, out in pass_through(running, files[index % 2], files[1 - index % 2], batch):
+            range_.add(*(out.state[present_name(part.layer, kind)] for kind in ("key", "value")))
+        made.append(range_.scales())
+    for file in files:
+        file.path.unlink()
+    _write(path, made)
+    if progress:
+        progress(len(layers), len(layers), "")
+    return tuple(made)
+
+
+def scale_of(most: np.ndarray) -> np.ndarray:
+    """Scales [Hkv,1,d] float32 from the largest sizes [Hkv,d]."""
+    floor = max(float(most.max()) * LEAST, float(np.finfo(np.float32).tiny) * STEPS)
+    found: np.ndarray = (np.maximum(most, floor) / np.float32(STEPS)).astype(np.float32)[:, None, :]
+    return found
+
+
+class _Range:
+    """What one layer's keys and values reach."""
+
+    def __init__(self, part: Part, layer: int, pairs: int):
+        self._name, self._layer, self._pairs = part.name, layer, pairs
+        self._most: list[np.ndarray] = []
+        self._first: list[np.ndarray] = []
+
+    def add(self, key: np.ndarray, value: np.ndarray) -> None:
+        """Keys, rotated, and values of some windows, [B,Hkv,S,d]."""
+        reached = [envelope(key, self._pairs).max(axis=(0, 2)), np.abs(value).max(axis=(0, 2))]
+        if not all(np.isfinite(most).all() for most in reached):
+            raise CheckpointError(f"keys or values of {self._name} are not finite", "the checkpoint is damaged; fetch it again")
+        self._most = [np.maximum(old, new) for old, new in zip(self._most or reached, reached, strict=True)]
+        self._first = self._first or [key, value]
+
+    def scales(self) -> LayerScales:
+        """The layer's result."""
+        key, value = (scale_of(most) for most in self._most)
+        noise = (_snr(x, scale) for x, scale in zip(self._first, (key, value), strict=True))
+        return LayerScales(self._layer, KvScales(key, value), *noise)
+
+
+def _snr(x: np.ndarray, scale: np.ndarray) -> float:
+    noise = float(((np.clip(np.rint(x / scale), -STEPS - 1, STEPS) * scale - x) ** 2).sum(dtype=np.float64))
+    signal = float((x**2).sum(dtype=np.float64))
+    return 10 * float(np.log10(max(signal, 1e-300) / max(noise, 1e-300)))
+
+
+def _key(setup: Setup) -> str:
+    said = f"{VERSION} {setup.ids.shape} {setup.key}"
+    return hashlib.sha256(np.ascontiguousarray(setup.ids, "<u4").tobytes() + said.encode()).hexdigest()[:32]
+
+
+def _write(path: Path, layers: list[LayerScales]) -> None:
+    """Whole or not at all."""
+    arrays: dict[str, np.ndarray] = {}
+    for one in layers:
+        arrays[f"{one.layer}.key"], arrays[f"{one.layer}.value"] = one.scales.key, one.scales.value
+        arrays[f"{one.layer}.snr"] = np.array([one.key_snr_db, one.value_snr_db])
+    unfinished = path.with_suffix(".tmp.npz")
+    np.savez(unfinished, **arrays)  # type: ignore[arg-type]
+    unfinished.replace(path)
+
+
+def _read(path: Path) -> tuple[LayerScales, ...]:
+    """An earlier run's result; empty when there is none, or none that can be read."""
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:  # a damaged file that np.load opened would stay open
+            numbers = sorted(int(name.removesuffix(".snr")) for name in arrays.files if name.endswith(".snr"))
+            return tuple(
+                LayerScales(n, KvScales(arrays[f"{n}.key"], arrays[f"{n}.value"]), *(float(x) for x in arrays[f"{n}.snr"]))
+                for n in numbers
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return ()
+
+
+def _width(embed: Part) -> int:
+    """D, from the table's second axis."""
+    for node in embed.nodes:
+        for value in node.inputs:
+            if value is not None and value.const_value is not None and len(value.const_value.shape) == 2:
+                return sizes(value.const_value)[1]
+    raise AssertionError("the embedding has no table")
