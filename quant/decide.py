@@ -5,10 +5,11 @@ Knows: how a planned node is rewritten. Does not know: which form it gets (`quan
 
     Linear(x, weight, bias?)   ->  QuantLinear(x, q, scales, bias?, zero_points?, offsets?)    bits, group, activation
     Embedding(ids, weight)     ->  QuantEmbedding(ids, q, scales, -, zero_points?, offsets?)   bits, group
+    Attention(q, k, v, ...)    ->  Attention(q, k, v, ..., key_scale, value_scale)             where state is kept in int8
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from appliance.targets.capabilities import Target
 from quant import solvers, spill
 from quant.arrays import FitError, groups_of
 from quant.graph import add_initializer, drop_unused, lazy, replace, sizes
+from quant.kv import KvScales, check_held
+from quant.kv import rewrite as rewrite_attention
 from quant.moments import Moments
 from quant.plan import Plan, plans
 from quant.scheme import Form, Scheme
@@ -106,6 +109,7 @@ def decide(
     *,
     source: str = "",
     calibration: str = "",
+    scales: Mapping[int, KvScales] | None = None,
     threads: int = 2,
 ) -> Decision:
     """Rewrite the Linears and Embeddings of `model`, in place, to what `scheme` makes of them for `target`.
@@ -119,6 +123,8 @@ def decide(
             it the key is the hash of each weight's values.
         calibration: fingerprint of the calibration text; weights whose solver needs moments are in `work` already
             (`quant.calibrate` put them there).
+        scales: of keys and values, by layer (`quant.kv_ranges`), for a scheme that keeps them in int8; None = not known yet,
+            they stay float.
         threads: rows of one weight are worked on by this many threads.
 
     Raises:
@@ -126,6 +132,7 @@ def decide(
         TargetError: the target cannot hold what the scheme asks for; nothing has been changed yet.
         CheckpointError: a weight holds NaN or infinity, or does not fit float16 scales; it is named.
     """
+    check_held(scheme.options.kv, target)
     chosen = [plan for plan in plans(model, scheme, target) if plan.form.bits]
     total = sum(plan.parameters for plan in chosen)
     matrices, done = [], 0
@@ -141,6 +148,8 @@ def decide(
         progress(done, total, "")
     taken = {f"{matrix.name}{suffix}" for matrix in matrices for suffix in PARTS}
     kept = tuple(_kept(value) for name, value in model.graph.initializers.items() if name not in taken)
+    if scales is not None:
+        rewrite_attention(model, scales)
     return Decision(scheme, target.name, tuple(matrices), kept)
 
 

@@ -99,6 +99,7 @@ def _options(options: Options) -> dict[str, Any]:
     return {
         "group": options.group,
         "symmetric": options.symmetric,
+        "kv": options.kv,
         "roles": {role: dict(changes) for role, changes in options.roles.items()},
         "weights": {name: _rule(rule) for name, rule in sorted(options.weights.items()) if rule.stored is None},
     }

@@ -70,12 +70,14 @@ class Options:
         roles: exceptions by role.
         symmetric: False = zero points for the 4-bit matrices of the body (embedding and head have 8 bits and gain nothing).
         weights: exceptions by the weight's name; they win over everything else.
+        kv: how attention keeps keys and values: "float32", or "int8" with one static scale for each head and channel.
     """
 
     group: int | None = None
     roles: RoleRules = field(default_factory=dict)
     symmetric: bool = True
     weights: Mapping[str, WeightRule] = field(default_factory=dict)
+    kv: str = "float32"
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,23 @@ class KeptQuantizedRecord(StrictModel):
     requantized: tuple[RequantizedRecord, ...]
 
 
+class KvLayerRecord(StrictModel):
+    """Keys and values of one layer, rounded, on the first tokens of the calibration text."""
+
+    layer: int
+    key_snr_db: float
+    value_snr_db: float
+
+
+class KvRecord(StrictModel):
+    """Keys and values that are kept in int8."""
+
+    dtype: str
+    scales: str = Field(description="What has a scale of its own, and what it was found from.")
+    tokens: int = Field(description="Of calibration text.")
+    layers: tuple[KvLayerRecord, ...]
+
+
 class SizeRecord(StrictModel):
     """Counted in the graph files of one target: bytes of all initializers, those that several graphs share once."""
 
@@ -223,6 +240,7 @@ class Record(StrictModel):
     float: tuple[KeptRecord, ...]
     command: str = ""
     calibration: dict[str, Any] | None = Field(default=None, description="What the solver saw: seeds, token ids, or files.")
+    kv: KvRecord | None = Field(default=None, description="None = keys and values stay float.")
     kept_quantized: KeptQuantizedRecord | None = Field(default=None, description="None = it was not asked for.")
     sizes: dict[str, SizeRecord] = Field(default={}, description="By target.")
     evaluation: EvaluationRecord | None = None

@@ -14,6 +14,7 @@ from appliance.bundle import store
 from appliance.targets.capabilities import Target
 from export.arch import Opened
 from export.tokenizer import TokenizerFiles
+from quant.kv import KvScales
 from quant.scheme import Scheme
 
 Progress = Callable[[str, int, int], None]
@@ -84,6 +85,7 @@ class Job:
         scheme: the request's, with the exceptions that a chooser made.
         changes: what happens to every canonical graph before it is planned, in order.
         calibration: fingerprint of the calibration, by target; what `decide` finds calibrated results by.
+        kv: scales of keys and values by layer, once they are known; None = they stay float.
         evidence: parts of record.json that stages found out, by key.
     """
 
@@ -96,6 +98,7 @@ class Job:
     scheme: Scheme
     changes: tuple[Change, ...] = ()
     calibration: Mapping[str, str] | None = None
+    kv: Mapping[int, KvScales] | None = None
     evidence: Mapping[str, Any] | None = None
 
     @property

@@ -24,7 +24,14 @@ def decided_model(job: Job, target: Target, progress: decide.Progress | None = N
     """A fresh canonical graph with its integers. Asked for again, it finds them on disk."""
     model = job.model()
     decision = decide.decide(
-        model, job.scheme, target, job.request.work, progress, source=job.source, calibration=job.fingerprint(target)
+        model,
+        job.scheme,
+        target,
+        job.request.work,
+        progress,
+        source=job.source,
+        calibration=job.fingerprint(target),
+        scales=job.kv,
     )
     return model, decision
 

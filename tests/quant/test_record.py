@@ -41,7 +41,7 @@ def test_evidence_by_matrix_and_role(tmp_path: Path) -> None:
     model = tied_model(np.random.default_rng().standard_normal((50, 128)).astype(np.float32))
     options = Options(group=32, roles={"mlp.up": {"bits": 8}})
     told = record(decide(model, find("w4a8", options), target("cpu"), tmp_path))
-    assert told["options"] == {"group": 32, "roles": {"mlp.up": {"bits": 8}}, "symmetric": True, "weights": {}}
+    assert told["options"] == {"group": 32, "roles": {"mlp.up": {"bits": 8}}, "symmetric": True, "kv": "float32", "weights": {}}
     assert 20 < told["snr_db_by_role"]["mlp.gate"] < 24 and 44 < told["snr_db_by_role"]["mlp.up"] < 49
     gate = next(one for one in told["matrices"] if one["name"] == "gate.weight")
     assert gate["shape"] == [128, 128] and gate["bits"] == 4 and gate["group"] == 32 and 0 < gate["saturation"] < 0.05
