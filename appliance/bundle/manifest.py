@@ -3,6 +3,7 @@
 Knows: every key of `manifest.json`. Does not know: files on disk (`appliance.bundle.store`) or sessions.
 """
 
+import math
 from typing import Final, Literal
 
 from pydantic import Field, model_validator
@@ -42,6 +43,22 @@ class StateTensor(StrictModel):
         "which the runtime writes at the current length; replace: the output is the next step's input."
     )
 
+    @model_validator(mode="after")
+    def _integers_have_scales(self) -> "StateTensor":
+        if (self.dtype in ("int8", "uint8")) != (self.quantization != "none"):
+            raise ValueError(
+                f"state {self.name} is {self.dtype} with quantization {self.quantization!r}: integers alone have scales"
+            )
+        return self
+
+    @property
+    def bytes_a_token(self) -> int:
+        """Memory that one more token of context takes; 0 for what does not grow."""
+        if self.growth == "fixed":
+            return 0
+        size = math.prod(size for size in self.shape if isinstance(size, int))
+        return size * {"float32": 4, "float16": 2, "int8": 1, "uint8": 1}[self.dtype]
+
 
 class Variant(StrictModel):
     """The graphs of one target."""
@@ -57,6 +74,11 @@ class Variant(StrictModel):
     context: int = Field(ge=1, description="Tokens of context the graphs can hold.")
     activation: str = Field(description="How linears take their activations, e.g. block-dynamic int8.")
     state: tuple[StateTensor, ...] = ()
+
+    @property
+    def bytes_a_token(self) -> int:
+        """Memory that one more token of context takes in all tensors together."""
+        return sum(tensor.bytes_a_token for tensor in self.state)
 
     @model_validator(mode="after")
     def _graphs_fit_form(self) -> "Variant":
