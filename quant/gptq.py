@@ -141,11 +141,16 @@ def feedback(h: Floats, damping: float) -> Feedback:
     return Feedback(order, (inverse / np.diag(inverse)[:, None]).astype(np.float32), importance, damping)
 
 
-def search(target: Floats, importance: Floats, bits: int, group: int, *, threads: int = 2) -> Grid:
-    """Scales with the least sum of importance * (w - u * scale)^2, and the nearest integers: [N,K] symmetric.
+def search(target: Floats, importance: Floats, bits: int, group: int, *, symmetric: bool = True, threads: int = 2) -> Grid:
+    """Scales with the least sum of importance * (w - u * scale)^2, and the nearest integers.
 
-    The group's largest weight is put at several places near either end of the range; each candidate's integers get their
-    least-squares scale, rounded to float16, and are rounded anew.
+    Symmetric: the group's largest weight is put at several places near either end of the range. With zero points also: the
+    range from its least to its largest weight is given several widths in steps, and the zero point follows. Each candidate's
+    integers get their least-squares scale, rounded to float16, and are rounded anew; the best candidate stays.
+
+    Args:
+        target: [N,K].
+        importance: [K].
     """
     size, count, columns = group_size(target.shape[1], group), groups_of(target.shape[1], group), target.shape[1]
     weights = np.zeros(count * size, np.float32)
@@ -154,11 +159,11 @@ def search(target: Floats, importance: Floats, bits: int, group: int, *, threads
     def piece(rows: slice) -> tuple[np.ndarray, ...]:
         whole = np.zeros((rows.stop - rows.start, count * size), np.float32)
         whole[:, :columns] = target[rows]
-        u, scales = _searched(whole.reshape(-1, count, size), weights.reshape(count, size), bits)
-        return u.reshape(len(whole), -1)[:, :columns], scales
+        u, scales, zeros = _searched(whole.reshape(-1, count, size), weights.reshape(count, size), bits, symmetric)
+        return u.reshape(len(whole), -1)[:, :columns], scales, zeros
 
-    u, scales = _in_pieces(piece, len(target), threads)
-    return Grid(u, scales, None, bits, group)
+    u, scales, zeros = _in_pieces(piece, len(target), threads)
+    return Grid(u, scales, None if symmetric else zeros, bits, group)
 
 
 def round_with_feedback(target: Floats, grid: Grid, given: Feedback, *, threads: int = 2) -> Grid:
@@ -268,22 +273,29 @@ class _Lines:
         return np.ascontiguousarray(rows.T[self._order], np.float32)
 
 
-def _searched(blocks: Floats, weights: Floats, bits: int) -> tuple[Shorts, Halves]:
+def _searched(blocks: Floats, weights: Floats, bits: int, symmetric: bool) -> tuple[Shorts, Halves, Bytes]:
+    """u [n,G,g], scales and zero points [n,G]."""
     low, high = limits(bits)
     most, least = blocks.max(-1), blocks.min(-1)
     extreme = np.where(-least > most, least, most)
-    inverse = np.divide(1, extreme, out=np.zeros_like(extreme), where=np.abs(extreme) >= 2.0**-25)
     weighted = blocks * weights
-    best, scale = np.full(extreme.shape, np.inf, np.float32), np.zeros_like(extreme)
-    for place in _places(bits):
-        u = np.clip(np.rint(blocks * (inverse * np.float32(place))[..., None]), low, high)
+    best, scale, zero = (np.full(extreme.shape, start, np.float32) for start in (np.inf, 0, 0))
+    tries = [(extreme / np.float32(place), False) for place in _places(bits)]
+    if not symmetric:
+        # The range always holds 0, so that the zero point is one of the stored integers.
+        span = np.maximum(most, 0) - np.minimum(least, 0)
+        tries += [(span / np.float32(width), True) for width in _widths(bits)]
+    for step, moved in tries:
+        z = np.clip(np.rint(low - np.minimum(least, 0) * _inverses(step)), low, high) if moved else np.zeros_like(step)
+        u = _nearest(blocks, step, z, bits)
         length = np.einsum("ngk,ngk,gk->ng", u, u, weights)
         fitted = np.einsum("ngk,ngk->ng", weighted, u) / np.where(length > 0, length, 1)
         fitted = np.clip(fitted, -65504, 65504).astype(np.float16).astype(np.float32)
-        error = np.einsum("ngk,gk->ng", (blocks - _nearest(blocks, fitted, bits) * fitted[..., None]) ** 2, weights)
+        error = np.einsum("ngk,gk->ng", (blocks - _nearest(blocks, fitted, z, bits) * fitted[..., None]) ** 2, weights)
         better = error < best
-        best, scale = np.where(better, error, best), np.where(better, fitted, scale)
-    return _nearest(blocks, scale, bits).astype(np.int16), scale.astype(np.float16)
+        best, scale, zero = np.where(better, error, best), np.where(better, fitted, scale), np.where(better, z, zero)
+    u = _nearest(blocks, scale, zero, bits)
+    return u.astype(np.int16), scale.astype(np.float16), (zero - low).astype(np.uint8)
 
 
 def _places(bits: int) -> tuple[float, ...]:
@@ -292,10 +304,22 @@ def _places(bits: int) -> tuple[float, ...]:
     return (-128, 127, -127, 126, 125, -129, 127.7, -130.5, -133)
 
 
-def _nearest(blocks: Floats, scale: Floats, bits: int) -> Floats:
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-    u: Floats = np.rint(blocks * inverse[..., None])
-    np.clip(u, *limits(bits), out=u)
+def _widths(bits: int) -> tuple[float, ...]:
+    steps = (1 << bits) - 1
+    return tuple(steps * (0.86 + 0.04 * place) for place in range(14)) if bits == 4 else (steps, steps + 0.7, steps + 3)
+
+
+def _inverses(steps: Floats) -> Floats:
+    """1 / step, 0 where a step is below half the smallest float16."""
+    inverse: Floats = np.divide(1, steps, out=np.zeros_like(steps), where=np.abs(steps) >= 2.0**-25)
+    return inverse
+
+
+def _nearest(blocks: Floats, scale: Floats, zero: Floats, bits: int) -> Floats:
+    """u [n,G,g] within the range that the zero points [n,G] leave."""
+    low, high = limits(bits)
+    u: Floats = np.rint(blocks * _inverses(scale)[..., None])
+    np.clip(u, (low - zero)[..., None], (high - zero)[..., None], out=u)
     return u
 
 

@@ -11,15 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from quant.affine import fit_affine
 from quant.arrays import FitError, Floats
-from quant.gptq import Feedback, Grid, descend, feedback, grid_of, refit, round_with_feedback, search
+from quant.gptq import Feedback, Grid, descend, feedback, refit, round_with_feedback, search
 from quant.moments import Moments
 from quant.proxy import proxy_loss
 from quant.scheme import Form
 from quant.solvers import Solved, fit
 
-VERSION = 1
+VERSION = 2
 NEEDS_MOMENTS = True
 NEEDS_CROSS = False
 
@@ -41,19 +40,12 @@ def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int)
     except ValueError as failure:
         return replace(plain, fell_back=str(failure))
     target = np.asarray(weight, np.float32)
-    grid = _improved(target, _start(target, form, given, plain, threads), given, _damped(moments.h, given), threads)
+    start = search(target, given.importance, form.bits, form.group, symmetric=form.symmetric, threads=threads)
+    grid = _improved(target, start, given, _damped(moments.h, given), threads)
     proxy = proxy_loss(target, grid.values, moments.h)
     if not proxy < plain.proxy:
         return replace(plain, fell_back=f"it would lose {proxy:.3g} of its output's power, the fit {plain.proxy:.3g}")
     return Solved(grid.q, grid.scales, grid.zeros, _error(target, grid), proxy)
-
-
-def _start(target: Floats, form: Form, given: Feedback, plain: Solved, threads: int) -> Grid:
-    """Scales to round on; with zero points those of the fit."""
-    if form.symmetric:
-        return search(target, given.importance, form.bits, form.group, threads=threads)
-    q, scales, zeros, _ = fit_affine(target, form.bits, form.group, threads=threads)
-    return grid_of(q, scales, zeros, form.bits, form.group)
 
 
 def _improved(target: Floats, grid: Grid, given: Feedback, h: Floats, threads: int) -> Grid:

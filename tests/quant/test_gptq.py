@@ -173,6 +173,35 @@ def test_no_scale_of_a_fine_grid_is_much_better(bits: int, rows: int, columns: i
         assert mine[:, number].sum() <= (1.05 if bits == 4 else 1.8) * best.sum(), f"seed {seed}"
 
 
+@pytest.mark.parametrize(("rows", "columns", "group"), SHAPES)
+def test_zero_points_are_found_where_weights_lie_to_one_side(rows: int, columns: int, group: int) -> None:
+    """Against a fine grid of ranges; never worse than without zero points."""
+    seed, rng = fresh()
+    weight, importance = weights(rng, rows, columns), rng.uniform(0.1, 5, columns).astype(np.float32)
+    weight += rng.uniform(-0.1, 0.1, (rows, 1)).astype(np.float32)
+    found = gptq.search(weight, importance, 4, group, symmetric=False)
+    assert found.zeros is not None
+    z = np.repeat(found.zeros.astype(int) - 8, group or columns, axis=1)[:, :columns]
+    assert (found.u + z >= -8).all() and (found.u + z <= 7).all(), f"seed {seed}"
+    starts = np.arange(0, columns, group or columns)
+
+    def lost(values: np.ndarray) -> np.ndarray:
+        return np.add.reduceat((weight - values) ** 2 * importance, starts, axis=1)
+
+    mine = lost(found.values)
+    assert (mine <= lost(gptq.search(weight, importance, 4, group).values) * (1 + 1e-5)).all(), f"seed {seed}"
+    best = np.full(mine.shape, np.inf)
+    for number, start in enumerate(starts):
+        block, weighting = weight[:, start : start + (group or columns)], importance[start : start + (group or columns)]
+        least, most = np.minimum(block.min(1, keepdims=True), 0), np.maximum(block.max(1, keepdims=True), 0)
+        for shrink in np.linspace(0.6, 1.1, 60):
+            step = ((most - least) * shrink / 15).astype(np.float16).astype(np.float32)
+            for shift in range(16):
+                u = np.clip(np.rint(block / step), -shift, 15 - shift)
+                best[:, number] = np.minimum(best[:, number], ((block - u * step) ** 2 * weighting).sum(1))
+    assert mine.sum() <= 1.2 * best.sum(), f"seed {seed}"
+
+
 def test_zero_points_are_carried_through() -> None:
     seed, rng = fresh()
     weight, h = weights(rng, 9, 64) + np.float32(0.03), damped(moments(rng, 64), 0.01)
