@@ -67,6 +67,8 @@ def in_numpy(node: ir.Node, x: Floats) -> npt.NDArray[np.float64]:
     """rounded(x) . values of the integers + bias, in float64; rounded again where the node has a range for what leaves."""
     bias = node.inputs[3] if len(node.inputs) > 3 else None
     y = rounded(x, node).astype(np.float64) @ values_of(node).T.astype(np.float64)
+    if len(node.inputs) > 5 and node.inputs[5] is not None:
+        y += _offset_share(x - rounded(x, node), node)
     if bias is not None:
         y = y + tensor_of(bias, node).numpy().astype(np.float64)
     if node.attributes["activation"].as_string() in STATIC_BITS:
@@ -74,8 +76,25 @@ def in_numpy(node: ir.Node, x: Floats) -> npt.NDArray[np.float64]:
     return y
 
 
+def _offset_share(rest: Floats, node: ir.Node) -> npt.NDArray[np.float64]:
+    """What the middles of groups make of an input: their share is computed in float, so of what rounding left over too."""
+    group, half = node.attributes["group"].as_int(), 1 << (node.attributes["bits"].as_int() - 1)
+    scales, offsets = (tensor_of(node.inputs[index], node).numpy().astype(np.float64) for index in (2, 5))
+    sums = rest.reshape(*rest.shape[:-1], -1, group).sum(-1, dtype=np.float64)
+    found: npt.NDArray[np.float64] = sums @ (offsets + half * scales).T
+    return found
+
+
 def run_alone(node: ir.Node, x: Floats, target: Target, threads: int = 0) -> Floats:
-    """The node as `quant.emit` writes it for `target`, in a graph of its own on the CPU provider: [1,S,N]."""
+    """The node as `quant.emit` writes it for `target`, in a graph of its own on the CPU provider: [1,S,N].
+
+    Microscaling elements, which that has no kernels for, in onnx's own evaluator.
+    """
+    if "element" in node.attributes:
+        from onnx.reference import ReferenceEvaluator
+
+        told: Floats = ReferenceEvaluator(ir.to_proto(_alone(node, target))).run(None, {"x": x})[0]
+        return told
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -17,7 +17,7 @@ from quant.decide import decide
 from quant.emit import emit
 from quant.scheme import Options
 from quant.schemes import find
-from tests.quant.canonical import Weight, linear_model, target, tied_model
+from tests.quant.canonical import Weight, linear_model, session, target, tied_model
 
 FILE = """
 summary = "an accelerator with Microscaling units"
@@ -161,9 +161,28 @@ def test_whole_numbers_beside_it_are_written_as_such(accelerator: Target, tmp_pa
     assert {ir.DataType.FLOAT4E2M1, ir.DataType.INT8} <= kinds
 
 
-def test_an_operator_without_a_form_for_it_refuses_it(tmp_path: Path) -> None:
+def test_an_operator_of_whole_numbers_refuses_it_whatever_its_target_file_says(tmp_path: Path) -> None:
     model = linear_model(Weight("proj.weight", "attn.q", np.ones((24, 64), np.float32)))
     wrong = target("cpu", elements=("int", "mxfp4"))
     wrong = wrong.model_copy(update={"flags": wrong.flags.model_copy(update={"activations": ("mxfp8",)})})
-    with pytest.raises(TargetError, match='no form writes mxfp4 weights for the operator "MatMulNBits"'):
+    with pytest.raises(TargetError, match="MatMulNBits holds whole numbers alone"):
         decide(model, find("mxfp4a8"), wrong, tmp_path)
+
+
+@pytest.mark.parametrize("columns", [64, 70])
+def test_the_stand_in_rounds_as_the_format_does(columns: int, accelerator: Target, tmp_path: Path) -> None:
+    """What runs in onnxruntime when the bundle cannot: the same numbers, powers of two included."""
+    seed, rng = fresh()
+    model = linear_model(Weight("proj.weight", "attn.q", rng.standard_normal((24, columns)).astype(np.float32)))
+    decide(model, find("mxfp4a8"), accelerator, tmp_path / "work")
+    node = next(node for node in model.graph if node.op_type == "QuantLinear")
+    q, scales = (node.inputs[index].const_value.numpy().copy() for index in (1, 2))  # type: ignore[union-attr]
+    emit(model, target("cpu"))
+    x = (rng.standard_normal((1, 200, columns)) * 2.0 ** rng.integers(-100, 60, (1, 200, 1))).astype(np.float32)
+    x[0, :150, 0] = 2.0 ** np.arange(-110, 40)  # blocks whose largest is a power of two, and just below one
+    x[0, :150, 1:32] *= 0
+    x[0, 75:150, 0] = np.nextafter(x[0, 75:150, 0], np.float32(0))
+    x[0, 160] = 0
+    y = session(model, tmp_path).run(None, {"x": x})[0]
+    wanted = mx.linear(x, q, scales)
+    assert np.allclose(y, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max(axis=-1, keepdims=True)), f"seed {seed}"

@@ -234,3 +234,14 @@ def test_a_real_input_loses_only_what_int8_activations_lose(tmp_path: Path) -> N
     middles = stored.grid.offsets.astype(np.float64) + 8 * stored.grid.scales.astype(np.float64)  # type: ignore[union-attr]
     wanted = steps.reshape(33, -1) @ (values - np.repeat(middles, GROUP, axis=1)).T + blocks.sum(-1) @ middles.T
     assert np.abs(y - wanted).max() <= 1e-5 * np.abs(wanted).max(), f"seed {seed}"
+
+
+def test_a_table_with_whole_zero_points_is_picked_right_too(tmp_path: Path) -> None:
+    """The operator that picks rows is not given zero points, so even whole ones are carried as offsets there."""
+    seed, rng = fresh()
+    stored = drawn(rng, "Q4_1", 50, 96, whole=True)
+    values = stored.grid.values(4)
+    _, decision = kept(riding(model := tied_model(values), {"embed.weight": stored}), tmp_path / "work", target("cpu"))
+    assert decision.matrices[0].form.offsets
+    rows = session(model, tmp_path).run(["rows"], {"ids": np.arange(50)[None]})[0][0]
+    assert np.abs(rows - values).max() <= 2e-7 * np.abs(values).max(), f"seed {seed}"
