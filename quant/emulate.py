@@ -7,6 +7,7 @@ division decides which one is taken and both are right.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,8 +94,8 @@ def run_alone(node: ir.Node, x: Floats, target: Target, threads: int = 0) -> Flo
     if "element" in node.attributes:
         from onnx.reference import ReferenceEvaluator
 
-        told: Floats = ReferenceEvaluator(ir.to_proto(_alone(node, target))).run(None, {"x": x})[0]
-        return told
+        told: Any = ReferenceEvaluator(ir.to_proto(_alone(node, target))).run(None, {"x": x})
+        return np.asarray(told[0], np.float32)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

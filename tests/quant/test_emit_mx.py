@@ -15,6 +15,7 @@ from export.save import save
 from quant import mx, record
 from quant.decide import decide
 from quant.emit import emit
+from quant.emulate import difference
 from quant.scheme import Options
 from quant.schemes import find
 from tests.quant.canonical import Weight, linear_model, session, target, tied_model
@@ -186,3 +187,12 @@ def test_the_stand_in_rounds_as_the_format_does(columns: int, accelerator: Targe
     y = session(model, tmp_path).run(None, {"x": x})[0]
     wanted = mx.linear(x, q, scales)
     assert np.allclose(y, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max(axis=-1, keepdims=True)), f"seed {seed}"
+
+
+def test_the_operator_is_held_against_numpy(accelerator: Target, tmp_path: Path) -> None:
+    """What a build does with every matrix, here in onnx's own evaluator."""
+    seed, rng = fresh()
+    model = linear_model(Weight("proj.weight", "attn.q", rng.standard_normal((24, 70)).astype(np.float32)))
+    decide(model, find("mxfp4a8"), accelerator, tmp_path)
+    node = next(node for node in model.graph if node.op_type == "QuantLinear")
+    assert difference(node, rng.standard_normal((1, 5, 70)).astype(np.float32), accelerator) < 1e-5, f"seed {seed}"

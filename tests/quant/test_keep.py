@@ -12,6 +12,7 @@ from appliance.targets.capabilities import Target
 from quant import keep
 from quant.decide import Decision, decide
 from quant.emit import emit
+from quant.emulate import difference, in_numpy, run_alone
 from quant.scheme import Form, Options
 from quant.schemes import find
 from tests.quant.canonical import Weight, inputs, linear_model, session, target, tied_model
@@ -245,3 +246,20 @@ def test_a_table_with_whole_zero_points_is_picked_right_too(tmp_path: Path) -> N
     assert decision.matrices[0].form.offsets
     rows = session(model, tmp_path).run(["rows"], {"ids": np.arange(50)[None]})[0][0]
     assert np.abs(rows - values).max() <= 2e-7 * np.abs(values).max(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("form", ["cpu", "cpu-static"])
+def test_the_operators_are_held_against_numpy_with_their_offsets(form: str, tmp_path: Path) -> None:
+    seed, rng = fresh()
+    stored = drawn(rng, "Q4_1", 24, 96)
+    model = riding(linear_model(Weight("proj.weight", "attn.q", stored.grid.values(4))), {"proj.weight": stored})
+    keeping = keep.keep(model, find("w4a8"), [target(form)], tmp_path, "checkpoint")
+    decide(model, keeping.scheme, target(form), tmp_path, source="checkpoint")
+    x = rng.standard_normal((1, 5, 96)).astype(np.float32)
+    node = next(node for node in model.graph if node.op_type == "QuantLinear")
+    assert difference(node, x, target(form), 1) < 1e-5, f"seed {seed}"
+    spoiled = stored.grid.offsets * np.float16(1.05)  # type: ignore[operator]
+    node.inputs[5].const_value = ir.tensor(spoiled, name="proj.weight.offsets")  # type: ignore[union-attr]
+    wanted, other = (in_numpy(node, x), run_alone(node, x, target(form), 1))
+    assert np.abs(wanted - other).max() < 1e-5 * np.abs(wanted).max(), "both read the same offsets"
+    assert np.abs(wanted - x @ stored.grid.values(4).T).max() > 1e-2 * np.abs(wanted).max()
