@@ -1,7 +1,8 @@
 """Progress bars on stderr, so that stdout stays clean for tables and JSON.
 
 Knows: how long work is shown. Does not know: the work. The bars are drawn only on a terminal; elsewhere lines say what has
-begun, every ten seconds how far it is, and how long it took, because a log full of half-drawn bars helps nobody.
+begun, every ten seconds how far it is and how long it may still take, and how long it took, because a log full of
+half-drawn bars helps nobody.
 """
 
 import contextlib
@@ -48,7 +49,9 @@ def _plain(label: str, total: int | None) -> Iterator[Advance]:
         now = time.monotonic()
         if total and now - told >= SAY_SECONDS:
             told = now
-            print(f"{label}: {100 * finished // total} % after {now - start:.0f} s", file=sys.stderr, flush=True)
+            left = (now - start) * (total - finished) / finished if finished else 0
+            share = f"{label}: {100 * finished // total} % after {now - start:.0f} s"
+            print(f"{share}, about {left:.0f} s left" if finished else share, file=sys.stderr, flush=True)
 
     yield advance
     took = time.monotonic() - start

@@ -22,6 +22,7 @@ from appliance.targets.capabilities import Target
 from export import arch
 from export.checkpoint import open_checkpoint
 from export.checkpoint.source import Checkpoint
+from export.stages.calibration import calibrated
 from export.stages.evaluation import write_evidence
 from export.stages.job import BuildRequest, Job, Progress
 from export.stages.keep import keep_quantized
@@ -83,6 +84,7 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
     hashes = {path.name: store.sha256(path) for path in opened.checkpoint.files()}
     job = Job(request, opened, writer, progress, hashes, tokenizer, request.scheme)
     job = keep_quantized(job)
+    job = calibrated(job)
     variants, decisions = write_variants(job)
     first = request.targets[0]
     decision, scales = decisions[first.name], first.weights.scale_dtype

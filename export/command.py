@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +18,14 @@ from appliance.errors import BadInput
 if TYPE_CHECKING:
     from appliance.bundle.store import Bundle
     from export.build import BuildRequest
+    from quant.scheme import Scheme
 
 LEAST_CONTEXT = 64
 """Tokens; a chat template alone may take half of that, and the new bundle would replace a useful one."""
 WINDOWS = 2
 """Of each text: the quick cut that a build takes. `appliance evaluate` measures on as many as one likes."""
+TOKENS, LEAST_TOKENS = 32768, 1024
+"""Of calibration text: what small models need, and the fewest that say anything."""
 EXAMPLE = "appliance build smollm2-135m --target cpu"
 
 
@@ -36,6 +39,17 @@ def build(
     name: Annotated[str, typer.Option(help="The model's id on the endpoint; empty = after the source.")] = "",
     output: Annotated[Path | None, typer.Option(help="Folder of the bundle; by default among the installed models.")] = None,
     context: Annotated[int, typer.Option(min=0, help="Tokens of context; 0 = what the model was made for.")] = 0,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give groups of 4-bit weights a zero point each.")] = False,
+    budget: Annotated[
+        float | None, typer.Option(min=4, max=9, help="Bits a weight of the body, for schemes that choose exceptions.")
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to calibrate on: a file, a folder, or a bundle's record.json; without it the model writes its own."
+        ),
+    ] = None,
+    calibration_tokens: Annotated[int, typer.Option(min=LEAST_TOKENS, help="Tokens of text to calibrate on.")] = TOKENS,
     keep_quantized: Annotated[
         bool, typer.Option("--keep-quantized", help="Carry over, to the last bit, what the checkpoint has on a 4- or 8-bit grid.")
     ] = False,
@@ -61,16 +75,21 @@ def build(
     name = _named(name or found.name)
     chosen = scheme or default_scheme(found.path, wanted[0])
     flags = ("--keep-quantized",) * keep_quantized + ("--windows", str(windows)) * (windows != WINDOWS)
-    flags += ("--accept-loss",) * accept_loss
+    flags += ("--accept-loss",) * accept_loss + ("--asymmetric",) * asymmetric
+    flags += ("--budget", f"{budget:g}") if budget is not None else ()
+    flags += ("--calibration", calibration.name) if calibration is not None else ()
+    flags += ("--calibration-tokens", str(calibration_tokens)) * (calibration_tokens != TOKENS)
     request = BuildRequest(
         source=found.path,
         targets=wanted,
-        scheme=schemes.find(chosen, Options(group=group) if group else None),
+        scheme=_budgeted(schemes.find(chosen, Options(group=group, symmetric=not asymmetric)), budget),
         destination=(output or config.paths.models / name).absolute(),
         name=name,
         context=context,
         license=found.license,
         command=_again(found.path, wanted, chosen, group, name, context, flags=flags),
+        calibration=calibration.expanduser().absolute() if calibration is not None else None,
+        calibration_tokens=calibration_tokens,
         keep_quantized=keep_quantized,
         windows=windows,
         accept_loss=accept_loss,
@@ -81,6 +100,15 @@ def build(
         print(json.dumps(_facts(bundle)))
     else:
         _tell(bundle, request)
+
+
+def _budgeted(scheme: "Scheme", budget: float | None) -> "Scheme":
+    """The scheme with another budget, if it has one at all."""
+    if budget is None:
+        return scheme
+    if scheme.budget is None:
+        raise BadInput(f"scheme {scheme.name} chooses no exceptions, so it has no budget", "choose --scheme w4a8-mixed")
+    return replace(scheme, budget=budget)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class WeightRule:
     reason: str
     bits: int | None = None
     group: int | None = None
+    symmetric: bool | None = None
     stored: Form | None = None
 
 
@@ -99,7 +100,7 @@ class Scheme:
     options: Options = Options()
     solver: str = "fit"
     budget: float | None = None
-    band: Band = Band()
+    band: Band = field(default_factory=Band)
 
     def form(self, role: str, target: RoleRules | None = None, weight: str = "") -> Form:
         """The form of `role`, or of the one weight of that role called `weight`.
@@ -122,7 +123,8 @@ class Scheme:
         if own is not None:
             changes = {key: value for key, value in (("bits", own.bits), ("group", own.group)) if value is not None}
             form = _ruled(form, role, {role: changes}, f"scheme {self.name} with its exception for {weight}")
-        return replace(form, symmetric=self.options.symmetric or form.bits != 4 or form.element != "int" or role in TABLES)
+        symmetric = self.options.symmetric if own is None or own.symmetric is None else own.symmetric
+        return replace(form, symmetric=symmetric or form.bits != 4 or form.element != "int" or role in TABLES)
 
     def solver_of(self, weight: str) -> str:
         """Who finds the integers of a weight of the body: the scheme's solver, or nobody where the checkpoint has them."""

@@ -22,7 +22,8 @@ def test_long_work_says_how_far_it_is(clock: list[float], capsys: pytest.Capture
             advance(4)
     assert capsys.readouterr() == (
         "",
-        "quantize ...\nquantize: 40 % after 10 s\nquantize: 80 % after 20 s\nquantize: done in 25 s\n",
+        "quantize ...\nquantize: 40 % after 10 s, about 15 s left\nquantize: 80 % after 20 s, about 5 s left\n"
+        "quantize: done in 25 s\n",
     )
 
 

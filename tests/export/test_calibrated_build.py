@@ -1,0 +1,155 @@
+"""`appliance build --scheme w4a8-gptq`: text, calibration, solving and the record, in one go and after a kill."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from appliance import cli
+from appliance.bundle.store import open_bundle
+from tests.checkpoints import Llama, write_safetensors
+
+MODEL = Llama(3, 64, 2, 1, 96, vocab=512)
+TOKENS = ["--calibration-tokens", "1024"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrated")
+    write_safetensors(folder / "tiny", MODEL, "float16", tokenizer=True)
+    return folder / "tiny"
+
+
+def build(source: Path, name: str, *more: str, scheme: str = "w4a8-gptq") -> int:
+    return cli.main(["build", str(source), "--name", name, "--scheme", scheme, "--accept-loss", "--windows", "1", *TOKENS, *more])
+
+
+def record(home: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((home / "models" / name / "record.json").read_text())
+    return found
+
+
+def weights(home: Path, name: str) -> bytes:
+    return (home / "models" / name / "cpu" / "weights.bin").read_bytes()
+
+
+def test_the_record_holds_the_text_and_what_each_matrix_lost(source: Path, home: Path) -> None:
+    assert build(source, "one") == 0
+    told = record(home, "one")
+    text = told["calibration"]
+    ids = np.frombuffer(base64.b64decode(text["ids"]), "<u4").reshape(text["windows"], text["window"])
+    assert (text["kind"], text["tokens"], text["seed"]) == ("self-written", ids.size, 1) and ids.max() < 512
+    assert 900 < ids.size <= 1024 and len({tuple(row) for row in ids.tolist()}) == len(ids)
+    body = [one for one in told["matrices"] if one["roles"][0] not in ("embed", "head")]
+    assert len(body) == 7 * MODEL.layers and all(one["solver"] == "gptq" and 0 < one["proxy"] < 0.2 for one in body)
+    assert {one["solver"] for one in told["matrices"] if one not in body} == {"fit"}
+    assert not list((home / "models").glob(".*")), "the work folder is gone"
+
+
+def test_a_rerun_and_the_records_own_text_give_identical_bytes(source: Path, home: Path) -> None:
+    for name, more in (("one", []), ("two", []), ("three", ["--calibration", str(home / "models" / "one" / "record.json")])):
+        assert build(source, name, *more) == 0
+    assert weights(home, "one") == weights(home, "two") == weights(home, "three")
+    first, third = record(home, "one")["calibration"], record(home, "three")["calibration"]
+    assert first["sha256"] == third["sha256"] and third["kind"] == "record"
+    assert record(home, "one")["calibration"] == record(home, "two")["calibration"]
+    assert build(source, "plain", scheme="w4a8-rtn") == 0
+    assert weights(home, "plain") != weights(home, "one")
+
+
+@pytest.mark.parametrize("stage", ["write text", "calibrate"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_build_goes_on_and_gives_identical_bytes(stage: str, how: signal.Signals, source: Path, home: Path) -> None:
+    call = [
+        sys.executable, "-m", "appliance", "build", str(source), "--name", "stopped", "--scheme", "w4a8-gptq", "--accept-loss",
+        "--windows", "1", *TOKENS,
+    ]  # fmt: skip
+    child = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert child.stderr is not None
+    for line in child.stderr:
+        if line.startswith(stage):
+            break
+    work = home / "models" / ".stopped.work"
+    if stage == "calibrate":
+        until = time.monotonic() + 60
+        while child.poll() is None and not list(work.glob("*.q.npy")) and time.monotonic() < until:
+            time.sleep(0.01)
+    child.send_signal(how)
+    child.communicate()
+    assert child.returncode in (130, -how), f"it had ended before: {child.returncode}"
+    assert work.is_dir() and not (home / "models" / "stopped").exists()
+    done = {path.name: path.stat().st_mtime_ns for path in work.glob("*.npy")}
+    assert subprocess.run(call, capture_output=True).returncode == 0
+    assert build(source, "whole") == 0
+    assert weights(home, "stopped") == weights(home, "whole") and (stage != "calibrate" or done)
+    assert record(home, "stopped")["calibration"] == record(home, "whole")["calibration"]
+
+
+def test_a_persons_own_text_is_taken(source: Path, home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("The quick brown fox jumps over the lazy dog, and then it rests. " * 60, encoding="utf-8")
+    (folder / "b.md").write_text(
+        "# Was sonst noch geschah\n\nÜber den Wolken muß die Freiheit wohl grenzenlos sein.\n" * 40, encoding="utf-8"
+    )
+    (folder / "c.bin").write_bytes(bytes(range(256)))
+    assert build(source, "own", "--calibration", str(folder)) == 0
+    told = record(home, "own")
+    assert told["calibration"]["kind"] == "text" and [one["name"] for one in told["calibration"]["files"]] == ["a.txt", "b.md"]
+    assert "--calibration texts" in told["command"] and "--calibration-tokens 1024" in told["command"]
+
+
+BAD = {
+    "missing": (lambda at: at / "nowhere.txt", "there is no file or folder"),
+    "not text": (lambda at: _file(at / "a.txt", b"\xff\xfe\x00\x01" * 900), "is no UTF-8 text: byte 0 cannot be read"),
+    "nul": (lambda at: _file(at / "a.txt", b"abc\0" * 900), "holds NUL characters"),
+    "short": (lambda at: _file(at / "a.txt", b"only this"), "tokens; calibrate on at least 1024"),
+    "empty folder": (lambda at: at, "holds no text"),
+    "no record": (lambda at: _file(at / "record.json", b'{"calibration": null}'), "is no record of a calibrated bundle"),
+    "damaged record": (
+        lambda at: _file(at / "r.json", b'{"calibration": {"ids": "AAAA", "windows": 1, "window": 1, "sha256": ""}}'),
+        "holds no whole calibration text",
+    ),
+}
+
+
+def _file(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_text_is_one_line_and_leaves_nothing(
+    kind: str, source: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, message = BAD[kind]
+    place = tmp_path / "given"
+    place.mkdir()
+    assert build(source, "bad", "--calibration", str(make(place))) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert message in line, line
+    assert not (home / "models").exists() or not list((home / "models").iterdir())
+
+
+def test_what_a_scheme_cannot_use_is_said(source: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _file(tmp_path / "a.txt", b"some words and more of them " * 400)
+    assert build(source, "no", "--calibration", str(text), scheme="w4a8") == 2
+    assert "scheme w4a8 is not calibrated" in capsys.readouterr().err
+    assert build(source, "no", "--budget", "5", scheme="w4a8") == 2
+    assert "so it has no budget" in capsys.readouterr().err
+
+
+def test_zero_points_come_with_asymmetric(source: Path, home: Path) -> None:
+    assert build(source, "uneven", "--asymmetric", scheme="w4a8") == 0
+    told = record(home, "uneven")
+    assert all(one["symmetric"] == (one["roles"][0] in ("embed", "head")) for one in told["matrices"])
+    assert "--asymmetric" in told["command"] and told["options"]["symmetric"] is False
+    assert not open_bundle(home / "models" / "uneven").manifest.scheme.roles["attn.q"].symmetric
