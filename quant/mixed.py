@@ -16,7 +16,6 @@ from appliance.targets.capabilities import Target
 from quant.budget import Choice, Unit, bytes_of, choose
 from quant.calibrate import Setup
 from quant.emit import refusal
-from quant.graph import sizes
 from quant.plan import Plan, plans
 from quant.scheme import TABLES, Form, Scheme, WeightRule
 from quant.sensitivity import Cost, Progress, measure
@@ -39,18 +38,18 @@ def with_exceptions(model: ir.Model, scheme: Scheme, target: Target, setup: Setu
     """
     if scheme.budget is None:
         return scheme
-    planned = [plan for plan in plans(model, scheme, target) if plan.in_body and plan.form.bits]
-    forms = {plan.name: _forms(plan, scheme, target) for plan in planned}
-    asked = tuple(dict.fromkeys(form for each in forms.values() for form in each))
-    costs = measure(model, planned, setup, asked, progress)
-    by_name = {plan.name: plan for plan in planned}
+    body = [plan for plan in plans(model, scheme, target) if plan.in_body and plan.form.bits]
+    forms = {plan.name: _forms(plan, scheme, target) for plan in body}
+    by_name = {plan.name: plan for plan in body if len(forms[plan.name]) > 1}
+    asked = tuple(dict.fromkeys(form for name in by_name for form in forms[name]))
+    costs = measure(model, list(by_name.values()), setup, asked, progress)
     units = [_unit(cost, by_name, forms) for cost in costs]
-    weights, floats = _body(model, by_name)
-    budget = int(scheme.budget * weights / 8) - floats
+    weights, fixed = _body(model, body, by_name)
+    budget = int(scheme.budget * weights / 8) - fixed
     chosen = choose(units, budget)
     taken = sum(choice.bytes for choice in chosen)
     if taken > budget:
-        least = math.ceil(800 * (taken + floats) / weights) / 100
+        least = math.ceil(800 * (taken + fixed) / weights) / 100
         raise TargetError(f"a body of {scheme.budget:g} bits a weight cannot be had", f"the smallest is --budget {least:g}")
     rules = _rules(costs, chosen, by_name, scheme.budget)
     return replace(scheme, options=replace(scheme.options, weights={**rules, **scheme.options.weights}))
@@ -64,11 +63,17 @@ def _forms(plan: Plan, scheme: Scheme, target: Target) -> tuple[Form, ...]:
     found = [plan.form]
     for bits in sorted({4, 8} & set(target.weights.bits)):
         for group in GROUPS:
-            symmetric = scheme.options.symmetric or bits != 4
-            form = replace(plan.form, bits=bits, group=group, symmetric=symmetric)
-            if group in target.weights.groups and refusal(target.weights.operator, form, plan.roles) is None:
-                found.append(form)
+            for symmetric in (True, False):
+                form = replace(plan.form, bits=bits, group=group, symmetric=symmetric)
+                if _possible(form, plan, target):
+                    found.append(form)
     return tuple(dict.fromkeys(found))
+
+
+def _possible(form: Form, plan: Plan, target: Target) -> bool:
+    if not form.symmetric and (form.bits != 4 or target.weights.symmetric_only):
+        return False
+    return form.group in target.weights.groups and refusal(target.weights.operator, form, plan.roles) is None
 
 
 def _unit(cost: Cost, planned: Mapping[str, Plan], forms: Mapping[str, Sequence[Form]]) -> Unit:
@@ -80,18 +85,18 @@ def _unit(cost: Cost, planned: Mapping[str, Plan], forms: Mapping[str, Sequence[
     return Unit(cost.weights[0], tuple(choices))
 
 
-def _body(model: ir.Model, planned: Mapping[str, Plan]) -> tuple[int, int]:
-    """Weights of the body, as the record counts them, and the bytes of those that stay float."""
-    weights = floats = 0
+def _body(model: ir.Model, body: Sequence[Plan], chosen: Mapping[str, Plan]) -> tuple[int, int]:
+    """Weights of the body, as the record counts them, and the bytes of those that nothing is chosen for."""
+    weights, fixed = 0, sum(bytes_of(plan.shape[0], plan.shape[1], plan.form) for plan in body if plan.name not in chosen)
+    quantized = {plan.name for plan in body}
     for name, value in model.graph.initializers.items():
         tensor, role = value.const_value, value.metadata_props.get(ROLE, "")
         if tensor is None or role in ("", "rope", *TABLES):
             continue
         weights += int(tensor.size)
-        if name not in planned:
-            floats += 4 * int(tensor.size)
-    assert all(len(sizes(plan.weight.const_value)) == 2 for plan in planned.values() if plan.weight.const_value is not None)
-    return weights, floats
+        if name not in quantized:
+            fixed += 4 * int(tensor.size)
+    return weights, fixed
 
 
 def _rules(costs: Sequence[Cost], chosen: Sequence[Choice], planned: Mapping[str, Plan], budget: float) -> dict[str, WeightRule]:
@@ -103,10 +108,15 @@ def _rules(costs: Sequence[Cost], chosen: Sequence[Choice], planned: Mapping[str
         if choice.form == plan.form:
             continue
         together = "" if len(cost.weights) == 1 else f" with {len(cost.weights) - 1} more of its stream"
+        form = choice.form
         reason = (
-            f"measured: {plan.form.bits} bits in groups of {plan.form.group} cost {cost.kl:.2g} nats of KL{together}, "
-            f"number {places[index]} of {len(costs)}; expected at {choice.form.bits} bits in groups of {choice.form.group}: "
-            f"{choice.loss:.2g}; the budget is {budget:g} bits a weight of the body"
+            f"measured: {_said(plan.form)} cost {cost.kl:.2g} nats of KL{together}, number {places[index]} of {len(costs)}; "
+            f"expected of {_said(form)}: {choice.loss:.2g}; the budget is {budget:g} bits a weight of the body"
         )
-        rules.update({name: WeightRule(reason, bits=choice.form.bits, group=choice.form.group) for name in cost.weights})
+        rule = WeightRule(reason, bits=form.bits, group=form.group, symmetric=form.symmetric if form.bits == 4 else None)
+        rules.update(dict.fromkeys(cost.weights, rule))
     return rules
+
+
+def _said(form: Form) -> str:
+    return f"{form.bits} bits in groups of {form.group}{'' if form.symmetric else ' with zero points'}"

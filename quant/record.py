@@ -106,7 +106,7 @@ def _options(options: Options) -> dict[str, Any]:
 
 
 def _rule(rule: WeightRule) -> dict[str, Any]:
-    return {"reason": rule.reason, "bits": rule.bits, "group": rule.group}
+    return {"reason": rule.reason, "bits": rule.bits, "group": rule.group, "symmetric": rule.symmetric}
 
 
 def _bits(matrices: Iterable[Matrix], kept: Iterable[Kept], scale_dtype: str) -> float | None:

@@ -34,7 +34,7 @@ def made_up(kl: dict[str, float]) -> Any:
     """In place of the measurement: costs by a piece of the name."""
 
     def measure(model: ir.Model, planned: list[Plan], setup: Setup, forms: tuple[Form, ...], progress: Any) -> tuple[Cost, ...]:
-        factors = {form: 0.004 if form.bits == 8 else form.group / 32 for form in forms}
+        factors = {form: 0.004 if form.bits == 8 else form.group / 32 * (1 if form.symmetric else 0.85) for form in forms}
         cost = {plan.name: next((value for piece, value in kl.items() if piece in plan.name), 1e-3) for plan in planned}
         return tuple(Cost((plan.name,), cost[plan.name], factors) for plan in planned)
 
@@ -46,6 +46,7 @@ def sizes(model: ir.Model, scheme: Scheme, work: Path) -> float:
     decision = decide(model, scheme, load("cpu"), work, source="checkpoint")
     body = [matrix for matrix in decision.matrices if not set(matrix.roles) & {"embed", "head"}]
     taken = sum(matrix.parameters * matrix.form.bits / 8 + 2 * matrix.scales for matrix in body)
+    taken += sum(matrix.rows * -(-matrix.columns // matrix.form.group // 2) for matrix in body if not matrix.form.symmetric)
     floats = [one for one in decision.kept if one.role not in ("", "rope")]
     weights = sum(matrix.parameters for matrix in body) + sum(one.parameters for one in floats)
     return 8 * (taken + 4 * sum(one.parameters for one in floats)) / weights
@@ -90,6 +91,19 @@ def test_a_budget_below_the_smallest_forms_is_refused_with_the_smallest(tmp_path
         mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=3.0), load("cpu"), setup)
     smallest = float(str(caught.value).split("--budget ")[1])
     mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=smallest), load("cpu"), setup)
+
+
+def test_zero_points_are_chosen_where_the_target_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, setup = ready(tmp_path)
+    monkeypatch.setattr(mixed, "measure", made_up({}))
+    cpu = load("cpu")
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), cpu, setup)
+    forms = {plan.name: plan.form for plan in plans(model, scheme, cpu) if plan.in_body}
+    assert any(not form.symmetric for form in forms.values()) and all(form.symmetric for form in forms.values() if form.bits == 8)
+    assert any("with zero points" in rule.reason for rule in scheme.options.weights.values())
+    plain = cpu.model_copy(update={"weights": cpu.weights.model_copy(update={"symmetric_only": True})})
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), plain, setup)
+    assert all(plan.form.symmetric for plan in plans(model, scheme, plain))
 
 
 def test_a_scheme_without_a_budget_is_left_alone(tmp_path: Path) -> None:
