@@ -22,8 +22,8 @@ HEADS, SIZE, PAIRS = 24, 16, 8
 EARLY, LATE = 64, 8000
 
 
-def opened(kind: str, seed: int) -> arch.Opened:
-    config: dict[str, Any] = arch.find("llama").TINY[kind]
+def opened(kind: str, seed: int, family: str = "llama") -> arch.Opened:
+    config: dict[str, Any] = arch.find(family).TINY[kind]
     return arch.open_model(recipe.Memory(config, recipe.tensors(config, seed)))
 
 
@@ -42,10 +42,10 @@ def whole(model: arch.Opened, ids: np.ndarray) -> Mapping[str, np.ndarray]:
     return dict(zip([one.name for one in state], found, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["all", "tied"])
-def test_scales_are_the_largest_that_occurs_over_127(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family, kind", [("llama", "all"), ("llama", "tied"), ("gemma3_text", "all")])
+def test_scales_are_the_largest_that_occurs_over_127(family: str, kind: str, tmp_path: Path) -> None:
     seed = fresh_seed()
-    model = opened(kind, seed)
+    model = opened(kind, seed, family)
     setup = ready(model, tmp_path, seed)
     found, state = collect(model.build(), setup), whole(model, setup.ids)
     assert [one.layer for one in found] == list(range(len(state) // 2))
