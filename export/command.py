@@ -90,6 +90,7 @@ def build(
         command=_again(found.path, wanted, chosen, group, name, context, flags=flags),
         calibration=calibration.expanduser().absolute() if calibration is not None else None,
         calibration_tokens=calibration_tokens,
+        target_files=config.paths.targets,
         keep_quantized=keep_quantized,
         windows=windows,
         accept_loss=accept_loss,
@@ -137,6 +138,11 @@ def _find(source: str, checkpoints: Path) -> _Found:
         if (folder / RECORD).is_file():
             return _Found(path, folder.name, open_pulled(folder).record.license)
     return _Found(path, path.stem if path.is_file() else path.name, "")
+
+
+def find_source(source: str, checkpoints: Path) -> Path:
+    """What a build of `source` reads: a file or folder, or a pulled model by its name; `BadInput` when there is none."""
+    return _find(source, checkpoints).path
 
 
 def _named(name: str) -> str:
@@ -206,29 +212,7 @@ def _tell(bundle: "Bundle", request: "BuildRequest") -> None:
     record = read_record(bundle)
     if record is not None:
         print(words.lost(record))
-    for line in _told_of_kept(bundle):
-        print(line)
+        for line in words.kept_quantized(record):
+            print(line)
     use = "appliance knowledge index FOLDER" if bundle.manifest.task == "embed" else f'appliance chat {request.name} "Hello"'
     print(f"next: {use}    what it is made of: appliance show {request.name}")
-
-
-def _told_of_kept(bundle: "Bundle") -> list[str]:
-    """What --keep-quantized came to, a line for what was carried over and one for each reason why something was not."""
-    from appliance.bundle.record import read_record
-
-    record = read_record(bundle)
-    if record is None or record.kept_quantized is None:
-        return []
-    kept, lines = record.kept_quantized, []
-    if kept.carried:
-        types = ", ".join(f"{one.matrices} in {kind}" for kind, one in kept.carried.items())
-        whole = sum(one.parameters for one in kept.carried.values()) / max(
-            1, sum(m.shape[0] * m.shape[1] for m in record.matrices)
-        )
-        lines.append(f"carried over as the checkpoint has them: {types} ({whole:.1%} of the quantized weights)")
-    reasons: dict[str, list[str]] = {}
-    for one in kept.requantized:
-        reasons.setdefault(one.reason, []).append(one.name)
-    for reason, names in reasons.items():
-        lines.append(f"quantized again: {len(names)} matrices ({names[0]}{', ...' if names[1:] else ''}): {reason}")
-    return lines

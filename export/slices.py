@@ -46,7 +46,8 @@ def opener(
 def reference_for(target: Target) -> Target:
     """The float reference target whose decided matrices are emitted as for `target`, and run under its session's options."""
     options = {key: value for key, value in target.options.items() if key.startswith("session.")}
-    return reference_target().model_copy(update={"weights": target.weights, "options": options})
+    weights = target.weights.model_copy(update={"elements": ("int",)})  # what onnxruntime cannot run, a stand-in does
+    return reference_target().model_copy(update={"weights": weights, "options": options})
 
 
 def _session(model: ir.Model, folder: Path, target: Target, threads: int) -> Run:

@@ -42,11 +42,12 @@ class Unit:
 
 
 def bytes_of(rows: int, columns: int, form: Form) -> int:
-    """What a matrix takes in `form`: whole blocks of integers (a last partial one is padded), float16 scales, zero points."""
+    """What a matrix takes in `form`: whole blocks of integers (a last partial one is padded), scales, zero points, offsets."""
     groups = groups_of(columns, form.group)
     whole = groups * form.group if form.group else columns
     zeros = 0 if form.symmetric else -(-groups * form.bits // 8)
-    return rows * (whole * form.bits // 8 + groups * SCALE_BITS // 8 + zeros)
+    offsets = 2 * groups if form.offsets else 0
+    return rows * (whole * form.bits // 8 + groups * SCALE_BITS // 8 + zeros + offsets)
 
 
 def choose(units: Sequence[Unit], budget: int) -> list[Choice]:

@@ -40,6 +40,25 @@ def grade(delta: float) -> str:
     return "so much that it is of no use"
 
 
+def kept_quantized(record: Record) -> list[str]:
+    """What --keep-quantized came to: a line for what was carried over, one for each reason why something was not."""
+    kept = record.kept_quantized
+    if kept is None:
+        return []
+    lines = []
+    if kept.carried:
+        types = ", ".join(f"{one.matrices} in {kind}" for kind, one in kept.carried.items())
+        weights = sum(one.shape[0] * one.shape[1] for one in record.matrices)
+        part = share(sum(one.parameters for one in kept.carried.values()) / max(1, weights))
+        lines.append(f"carried over as the checkpoint has them: {types} ({part} of the quantized weights)")
+    reasons: dict[str, list[str]] = {}
+    for one in kept.requantized:
+        reasons.setdefault(one.reason, []).append(one.name)
+    for reason, names in reasons.items():
+        lines.append(f"quantized again: {len(names)} matrices ({names[0]}{', ...' if names[1:] else ''}): {reason}")
+    return lines
+
+
 def _lost_in_vectors(found: EvaluationRecord) -> str:
     one = found.embeddings[0]
     if one.broken or one.cosine_min is None or one.top1 is None:

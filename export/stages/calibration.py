@@ -21,7 +21,7 @@ from export.stages.job import Job
 from quant import calibrate, calibration_text, decide, emit, kv, mixed, selfwritten, solvers
 from quant.calibration_text import WINDOW, CalibrationText
 from quant.plan import plans
-from quant.scheme import Options, Scheme
+from quant.scheme import STORED, Options, Scheme
 from quant.schemes import find
 from quant.selfwritten import Wish, Writer
 
@@ -49,7 +49,7 @@ def calibrated(job: Job) -> Job:
     """
     if not reads_text(job.scheme) and job.request.calibration is not None:
         raise BadInput(f"scheme {job.scheme.name} is not calibrated", "leave out --calibration, or choose --scheme w4a8-gptq")
-    if not needs_calibration(job.scheme):
+    if not needs_calibration(job.scheme) or not _anything_left(job):
         return job
     if job.opened.task == "embed":
         raise BadInput(f"scheme {job.scheme.name} is calibrated by layers of a language model", "choose --scheme w8a8")
@@ -63,6 +63,13 @@ def calibrated(job: Job) -> Job:
         prints[target.name] = calibrate.calibrate(model, plans(model, scheme, target), setup, _told(job, "calibrate"))
     evidence = {**(job.evidence or {}), "calibration": {**text.record(), "rounds": ROUNDS}}
     return replace(job, scheme=scheme, calibration=prints, evidence=evidence)
+
+
+def _anything_left(job: Job) -> bool:
+    """Whether a weight of the body is still to be solved: with --keep-quantized the checkpoint may hold all of them."""
+    model = job.model()
+    found = [plan for target in job.request.targets for plan in plans(model, job.scheme, target)]
+    return any(plan.form.bits and plan.in_body and plan.solver != STORED for plan in found)
 
 
 def _told(job: Job, stage: str) -> calibrate.Progress:

@@ -16,6 +16,7 @@ from appliance.errors import BundleError, LossError
 from appliance.report import page
 from appliance.runtime.tokenizer import load_tokenizer
 from appliance.strict import read
+from appliance.targets.capabilities import Target
 from export import slices, tokenizer_parity
 from export.arch import Opened
 from export.stages.job import Job
@@ -99,9 +100,9 @@ def parity_of(opened: Opened, bundle: store.Bundle, contents: Iterable[str]) -> 
     )
 
 
-def opener_of(context: int, work: Path) -> Opener:
-    """Opens parts of models for windows of up to `context` tokens."""
-    return slices.opener(min(context, LENGTH), work / "parts", emit.emit)
+def opener_of(context: int, work: Path, target: Target) -> Opener:
+    """Opens parts of models for windows of up to `context` tokens, decided matrices in the form that `target` takes."""
+    return slices.opener(min(context, LENGTH), work / "parts", emit.emit, target=slices.reference_for(target))
 
 
 def _measure(job: Job, bundle: store.Bundle) -> EvaluationRecord:
@@ -110,12 +111,12 @@ def _measure(job: Job, bundle: store.Bundle) -> EvaluationRecord:
     known = [texts.load(name) for name in texts.known()]
     parity = parity_of(job.opened, bundle, (text.content[:PIECE] for text in known))
     command = f"appliance evaluate {request.name} --windows {request.windows}"
-    opener = opener_of(bundle.variant(target.name).context, work)
+    opener = opener_of(bundle.variant(target.name).context, work, target)
     job.progress("measure", 0, 1)
     if job.opened.task == "embed":
         found = verify_embedder(
             bundle, target, job.opened.build(), opener, known, passages=PASSAGES * request.windows // 2 or 1, command=command,
-            tokenizer=parity,
+            tokenizer=parity, targets=request.target_files,
         )  # fmt: skip
         job.progress("measure", 1, 1)
         return found
@@ -128,6 +129,7 @@ def _measure(job: Job, bundle: store.Bundle) -> EvaluationRecord:
         work=work,
         command=command,
         reference=cut(job.opened.build()) if job.changes else None,
+        targets=request.target_files,
         tokenizer=parity,
     )
     return verify(subject, Effort(windows=request.windows), lambda done, total: job.progress("measure", done, total))

@@ -16,6 +16,7 @@ from export.arch import Opened
 from export.tokenizer import TokenizerFiles
 from quant.kv import KvScales
 from quant.scheme import Scheme
+from quant.static import Ranges
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "quantize", "write"), how much of it is done and how much there is, as it goes."""
@@ -38,6 +39,7 @@ class BuildRequest:
         calibration_tokens: how many tokens to calibrate with.
         windows: of each text that the loss is measured on.
         accept_loss: go on when the loss is outside the scheme's band.
+        target_files: folder of target files beside the built-in ones, for opening what was written.
         keep_quantized: weights that the checkpoint has on a 4- or 8-bit grid are carried over where the targets hold it.
     """
 
@@ -53,6 +55,7 @@ class BuildRequest:
     calibration_tokens: int = 32768
     windows: int = 2
     accept_loss: bool = False
+    target_files: Path | None = None
     keep_quantized: bool = False
 
     @property
@@ -85,6 +88,7 @@ class Job:
         scheme: the request's, with the exceptions that a chooser made.
         changes: what happens to every canonical graph before it is planned, in order.
         calibration: fingerprint of the calibration, by target; what `decide` finds calibrated results by.
+        ranges: of static activations, by target and by the linear's node, once they are known.
         kv: scales of keys and values by layer, once they are known; None = they stay float.
         evidence: parts of record.json that stages found out, by key.
     """
@@ -98,6 +102,7 @@ class Job:
     scheme: Scheme
     changes: tuple[Change, ...] = ()
     calibration: Mapping[str, str] | None = None
+    ranges: Mapping[str, Mapping[str, Ranges]] | None = None
     kv: Mapping[int, KvScales] | None = None
     evidence: Mapping[str, Any] | None = None
 

@@ -19,6 +19,10 @@ from appliance.targets.capabilities import Target
 from quant.graph import canonical, drop_unused, replace
 from quant.scheme import Form
 
+STAND_IN = "stand-in"
+"""The operator of forms that are only there to be measured: what runs decided parts here when the bundle's target is elsewhere
+asks for elements that its target does not take. `quant.plan` lets no build come that far."""
+
 
 class Emitter(Protocol):
     """Writes one model's nodes."""
@@ -49,7 +53,8 @@ def emit(model: ir.Model, target: Target) -> None:
     if not nodes:
         return
     elements = [node.attributes["element"].as_string() if "element" in node.attributes else "int" for node in nodes]
-    forms = {element: _form(target.weights.operator, element) for element in elements}
+    takes = target.weights
+    forms = {element: _form(takes.operator if element in takes.elements else STAND_IN, element) for element in elements}
     emitters = {element: _emitter(model, form, target) for element, form in forms.items()}
     weights = [value for node in nodes for value in (*node.inputs[1:3], *node.inputs[4:6]) if value is not None]
     for node, element in zip(nodes, elements, strict=True):

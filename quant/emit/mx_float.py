@@ -1,7 +1,6 @@
 """Microscaling spelled out for onnxruntime's processor kernels, which have no FP4: a stand-in to measure with, never shipped.
 
-Knows: the arithmetic of `quant.mx` in operators that run everywhere. Does not know: who measures. `refusal` keeps it out of
-builds: a target of this operator holds whole numbers alone; the float reference that runs decided parts asks no leave.
+Knows: the arithmetic of `quant.mx` in operators that run everywhere. Does not know: who measures.
 """
 
 import math
@@ -15,7 +14,7 @@ from quant.arrays import dequantize
 from quant.graph import Writer, add_initializer, lazy, sizes, tensor_of
 from quant.scheme import Form
 
-OPERATOR = "MatMulNBits"
+OPERATOR = "stand-in"
 ELEMENT = "mxfp4"
 OPSET = 19
 DOMAINS: tuple[str, ...] = ()
@@ -25,8 +24,8 @@ _LEAST = 2.0 ** (mx.E4M3.emax - mx.BIAS)
 
 
 def refusal(form: Form, roles: tuple[str, ...]) -> str | None:
-    """Always."""
-    return "MatMulNBits holds whole numbers alone"
+    """Always: no bundle holds it."""
+    return "it is a stand-in to measure with"
 
 
 class Emitter:

@@ -1,5 +1,6 @@
 """A GGUF carried over: the file holds its very weights and, without rounded activations, computes what the float model does."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from appliance import targets
+from appliance import cli, targets
 from appliance.targets.capabilities import Target
 from export import arch, lower, parity, save
 from export.arch import Opened
@@ -141,3 +142,37 @@ def test_the_starter_model(starter_gguf: Path, tmp_path: Path) -> None:
     check_weights(GraphFile(files["model"]), dequantized(starter_gguf, {"attn_q": 9, "attn_k": 3}))
     ids = np.random.default_rng(int(np.random.SeedSequence().generate_state(1)[0])).integers(0, 49152, 48).tolist()
     check_logits(opened, lowered, ids, f"ids {ids}")
+
+
+def build_said(home: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `appliance build` printed; the bundle is called m."""
+    assert cli.main(["build", *words, "--name", "m", "--windows", "1", "--accept-loss"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_says_what_was_carried_over_and_what_was_not(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_gguf(home / "x.gguf", Llama(), "Q4_1")
+    told = build_said(home, capsys, str(path), "--target", "cpu", "--target", "cpu-static", "--keep-quantized")
+    assert "carried over as the checkpoint has them: 14 in Q4_1 (" in told
+    assert "quantized again: 1 matrices (model.embed_tokens.weight): standard operators cannot pick rows" in told
+    record = json.loads((home / "models" / "m" / "record.json").read_text())
+    assert record["kept_quantized"]["carried"]["Q4_1"]["matrices"] == 14
+    assert [one["name"] for one in record["kept_quantized"]["requantized"]] == ["model.embed_tokens.weight"]
+    assert "--keep-quantized" in record["command"]
+    assert cli.main(["show", "m"]) == 0
+    assert "Q4_1" in capsys.readouterr().out
+
+
+def test_nothing_is_calibrated_when_nothing_is_left(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_gguf(home / "x.gguf", Llama(), "Q4_0")
+    told = build_said(home, capsys, str(path), "--target", "cpu", "--scheme", "w4a8-gptq", "--keep-quantized")
+    assert "carried over as the checkpoint has them: 15 in Q4_0 (100.0% of the quantized weights)" in told
+    record = json.loads((home / "models" / "m" / "record.json").read_text())
+    assert record["calibration"] is None and {one["solver"] for one in record["matrices"]} == {"stored"}
+    assert {one["snr_db"] for one in record["matrices"]} == {None}
+
+
+def test_without_the_option_everything_is_quantized_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = build_said(home, capsys, str(write_gguf(home / "x.gguf", Llama(), "Q4_0")), "--target", "cpu", "--scheme", "w4a8")
+    record = json.loads((home / "models" / "m" / "record.json").read_text())
+    assert "carried over" not in told and record["kept_quantized"] is None
