@@ -40,8 +40,8 @@ from quant.spill import Spilled
 VERSION = 1
 """Raised whenever the same text would give other moments."""
 
-_TOKENS = 2048
-"""Tokens that go through a part at once: a layer's activations then take some 10 to 100 MB."""
+_TOKENS = 512
+"""Tokens that go through a part at once: 2048 took 0.24 s of processor time for what took 0.18 in windows of 512."""
 
 Ids = npt.NDArray[np.int64]
 Progress = Callable[[int, int, str], None]

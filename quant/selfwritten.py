@@ -36,8 +36,8 @@ from quant.spill import replace_file
 VERSION = 1
 SEED = 1
 
-_STATE_BYTES = 256 << 20
-"""Attention state of a batch; it decides how many rows are written at once (SmolLM2: 11)."""
+_STATE_BYTES = 384 << 20
+"""Attention state of a batch; it decides how many rows are written at once (SmolLM2: 17)."""
 _MOST_ROWS = 32
 _TEMPERATURE = 1.0
 _LEAST_WEIGHT = 0.02
