@@ -17,12 +17,12 @@ from pathlib import Path
 
 from appliance.bundle import store
 from appliance.bundle.manifest import FORMAT, Manifest, Provenance
-from appliance.errors import BadInput, TargetError
+from appliance.errors import BadInput, LossError, TargetError
 from appliance.targets.capabilities import Target
 from export import arch
 from export.checkpoint import open_checkpoint
 from export.checkpoint.source import Checkpoint
-from export.stages.calibration import calibrated
+from export.stages.calibration import calibrated, needs_calibration
 from export.stages.evaluation import write_evidence
 from export.stages.job import BuildRequest, Job, Progress
 from export.stages.keep import keep_quantized
@@ -40,8 +40,8 @@ each other for as long as an index lives. MiniLM's lowest cosine to the float mo
 def build(request: BuildRequest, progress: Progress) -> store.Bundle:
     """Build the bundle; see the picture above.
 
-    Interrupted (KeyboardInterrupt) it leaves only `request.work`, from which the same command goes on; when it fails
-    it leaves nothing.
+    Interrupted (KeyboardInterrupt), or when a calibrated scheme lost too much, it leaves only `request.work`, from which the
+    same command goes on; when it fails otherwise it leaves nothing.
 
     Raises:
         CheckpointError: the source is missing, damaged, unsafe, or of an unknown architecture.
@@ -59,8 +59,10 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
             bundle = _write(request, opened, writer, progress)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            shutil.rmtree(request.work, ignore_errors=True)
+        except BaseException as failure:
+            # Minutes of calibration are kept for the same build with --accept-loss.
+            if not (isinstance(failure, LossError) and needs_calibration(request.scheme)):
+                shutil.rmtree(request.work, ignore_errors=True)
             raise
     shutil.rmtree(request.work, ignore_errors=True)
     return bundle

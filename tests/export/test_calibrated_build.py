@@ -1,6 +1,7 @@
 """`appliance build --scheme w4a8-gptq`: text, calibration, solving and the record, in one go and after a kill."""
 
 import base64
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ import pytest
 
 from appliance import cli
 from appliance.bundle.store import open_bundle
+from quant import calibrate, schemes
+from quant.band import Band
 from tests.checkpoints import Llama, write_safetensors
 
 MODEL = Llama(3, 64, 2, 1, 96, vocab=512)
@@ -153,3 +156,17 @@ def test_zero_points_come_with_asymmetric(source: Path, home: Path) -> None:
     assert all(one["symmetric"] == (one["roles"][0] in ("embed", "head")) for one in told["matrices"])
     assert "--asymmetric" in told["command"] and told["options"]["symmetric"] is False
     assert not open_bundle(home / "models" / "uneven").manifest.scheme.roles["attn.q"].symmetric
+
+
+def test_a_calibrated_build_that_lost_too_much_keeps_its_results_for_the_next(
+    source: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = dataclasses.replace(schemes.find("w4a8-gptq"), band=Band(kl=1e-9))
+    monkeypatch.setattr(schemes, "find", lambda name, options=None: narrow)
+    call = ["build", str(source), "--name", "lost", "--scheme", "w4a8-gptq", "--windows", "1", *TOKENS]
+    assert cli.main(call) == 4
+    kept = {path: path.stat().st_mtime_ns for path in (home / "models" / ".lost.work").glob("*.q.npy")}
+    assert kept and not (home / "models" / "lost").exists()
+    monkeypatch.setattr(calibrate, "walk", None)
+    assert cli.main([*call, "--accept-loss"]) == 0, "nothing is calibrated again"
+    assert not (home / "models" / ".lost.work").exists()
