@@ -8,6 +8,7 @@ Knows: which independent readers there are for a kind of vocabulary. Does not kn
                       one token after the other, must be the text again
 """
 
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -58,10 +59,9 @@ def _reader(checkpoint: Checkpoint) -> tuple[str, Encode | None]:
 
 
 def _llama_cpp(checkpoint: Checkpoint) -> tuple[str, Encode]:
-    import llama_cpp
-
+    # By name: it is installed only with the extra "gguf", and nothing else here needs it.
     path = checkpoint.files()[0]
-    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    model = importlib.import_module("llama_cpp").Llama(str(path), vocab_only=True, verbose=False)
     version = importlib.metadata.version("llama-cpp-python")
     return f"the GGUF, read by llama.cpp (llama-cpp-python {version})", (
         lambda text: list(model.tokenize(text.encode(), add_bos=False, special=False))

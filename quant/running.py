@@ -6,10 +6,12 @@ Knows: the decoder that serves requests, in steps that keep memory small. Does n
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from appliance.bundle.store import Bundle
+from appliance.errors import LossError
 from appliance.runtime.decoder import Decoder, open_decoder
 from appliance.runtime.session import give_back_memory
 from quant.evaluate import Floats
@@ -41,20 +43,28 @@ class Shipped:
         step = max(1, min(self.decoder.chunk, ELEMENTS // self.vocabulary))
         for start in range(0, len(ids), step):
             part = ids[start : start + step]
-            yield self.decoder.run(state, part, len(part))
+            yield self._run(state, part, len(part))
 
     def write(self, prompt: Sequence[int], count: int, words: int) -> list[int]:
         """`count` tokens after `prompt`, the likeliest of the first `words` each time; an end token does not end it."""
         state = self.decoder.new_state(len(prompt) + count)
         ids = np.asarray(prompt, np.int64)
         for start in range(0, len(ids), self.decoder.chunk):
-            logits = self.decoder.run(state, ids[start : start + self.decoder.chunk], 1)
+            logits = self._run(state, ids[start : start + self.decoder.chunk], 1)
         found: list[int] = []
         while True:
             found.append(int(logits[-1, :words].argmax()))
             if len(found) == count:
                 return found
-            logits = self.decoder.run(state, found[-1:], 1)
+            logits = self._run(state, found[-1:], 1)
+
+    def _run(self, state: Any, ids: Any, keep: int) -> Floats:
+        """A step. Some operators look at what they are given only now, and a bundle that nobody can run is no bundle."""
+        try:
+            return self.decoder.run(state, ids, keep)
+        except RuntimeError as failure:
+            said = " ".join(str(failure).split())[:300]
+            raise LossError(f"the graphs were written, and do not run: {said}", "build it for another target") from failure
 
     def close(self) -> None:
         """Free the sessions, and give their memory back to the system."""

@@ -154,7 +154,7 @@ def _parts(written: Written, wanted: Expected, path: Path) -> list[tuple[Decided
     if name in wanted.decided:
         return [(wanted.decided[name], slice(0, wanted.decided[name].shape[0]))]
     found = []
-    for role, rows in _rows_of(written.tags):
+    for role, rows in rows_of(written.tags):
         part = wanted.part(role, written.tags.get(LAYER, ""))
         if not isinstance(part, Decided):
             raise BundleError(f"{undecided}, for whose rows of {role} nothing was decided", AGAIN)
@@ -164,7 +164,7 @@ def _parts(written: Written, wanted: Expected, path: Path) -> list[tuple[Decided
     return found
 
 
-def _rows_of(tags: Mapping[str, str]) -> list[tuple[str, slice]]:
+def rows_of(tags: Mapping[str, str]) -> list[tuple[str, slice]]:
     """Roles of the parts of a joined matrix, with their rows."""
     said = [part.rsplit(":", 2) for part in filter(None, tags.get(PARTS, "").split(","))]
     return [(role, slice(int(first), int(last))) for role, first, last in said]
@@ -251,7 +251,7 @@ def _check_coverage(file: GraphFile, wanted: Expected) -> None:
     known = {*wanted.decided, *wanted.floats}
     for node, weight in file.weights():
         tags = file.tags(weight)
-        roles = [role for role, _ in _rows_of(tags)]
+        roles = [role for role, _ in rows_of(tags)]
         joined = bool(roles) and all(wanted.part(role, tags.get(LAYER, "")) is not None for role in roles)
         if base_name(weight) not in known and not joined:
             what = f"{node.op_type} {node.name} multiplies by {weight}, for which nothing was decided"

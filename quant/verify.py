@@ -105,7 +105,8 @@ def verify(subject: Subject, effort: Effort, progress: Progress) -> EvaluationRe
     began = time.monotonic()
     measuring = _Measuring(subject, effort, progress)
     try:
-        found = measuring.run()
+        with np.errstate(all="ignore"):  # numbers that are none are what is looked for, and counted
+            found = measuring.run()
     finally:
         measuring.close()
         shutil.rmtree(subject.work, ignore_errors=True)
@@ -151,7 +152,7 @@ class _Measuring:
             ran=self.ran,
             window=max(len(one.ids) for one in windows),
             texts=tuple(texts),
-            layers=(*layers, head),
+            layers=(*layers, head) if layers else (),
             ablations=tuple(ablated),
             greedy=tuple(told),
             tokenizer=subject.tokenizer,
@@ -269,7 +270,7 @@ class _Measuring:
                 _tally(tally, self.windows[at], going.last(FLOAT, at), plain, head.of_window(hidden, entering))
             found.append(self._ablation(name, tally))
         local, along, tally = Likeness(), Likeness(), Tally()
-        for number, at in enumerate(going.probes if quantized is not plain else ()):
+        for number, at in enumerate(going.probes):
             self.progress(self.steps - len(self.windows) + number, self.steps)
             rows = plain.of_window(going.last(FLOAT, at))
             own = quantized.of_window(going.last(FLOAT, at), decided)

@@ -1,47 +1,52 @@
-"""`appliance show`: what a bundle is and how it was checked.
+"""`appliance show`: what a bundle is, what it lost and how that was measured.
 
-Knows: how manifest and record are laid out for reading. Does not know: what the record's keys mean; quant and export
-write them, and every one is shown.
+Knows: how manifest and record are laid out for a terminal. Does not know: how anything was measured, HTML (`appliance.report`).
 """
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from appliance.errors import BadInput
+
 if TYPE_CHECKING:
+    from appliance.bundle.record import EvaluationRecord, Record
     from appliance.bundle.store import Bundle
 
 EXAMPLE = "appliance show smollm2-135m"
-LONGEST_LIST = 5
-WIDEST = 240
 
 
 def show(
     model: Annotated[str, typer.Argument(help="Name of an installed model, or the folder of a bundle.")],
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file and compare it with the manifest.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Show the loss of every layer and matrix.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report, one HTML page, here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a model's manifest and the record of how it was verified."""
-    from appliance.bundle.store import RECORD
+    from appliance.bundle.record import read_record
+    from appliance.report.page import write_page
 
     bundle = find_bundle(model, verify=verify)
-    record_path = bundle.path / RECORD
-    record = json.loads(record_path.read_text(encoding="utf-8")) if record_path.is_file() else None
+    record = read_record(bundle)
+    if report is not None:
+        if record is None:
+            raise BadInput(f"{bundle.path} has no record to report", "build it again: appliance build")
+        write_page(report, bundle.manifest, record)
     if as_json:
+        told = None if record is None else record.model_dump()
         print(
-            json.dumps(
-                {"path": str(bundle.path), "hash": bundle.hash, "manifest": bundle.manifest.model_dump(), "record": record}
-            )
+            json.dumps({"path": str(bundle.path), "hash": bundle.hash, "manifest": bundle.manifest.model_dump(), "record": told})
         )
         return
     _print_manifest(bundle, verify)
     if record is None:
         print("\nrecord: none")
-    else:
-        print("\nrecord")
-        _print_tree(record, 1)
+        return
+    print()
+    print_evaluation(record, whole=layers)
 
 
 def find_bundle(model: str, *, verify: bool = False) -> "Bundle":
@@ -93,35 +98,85 @@ def _print_manifest(bundle: "Bundle", verified: bool) -> None:
     console.print(table)
 
 
-def _print_tree(value: Any, depth: int) -> None:
-    """Any JSON value as indented lines, what fits on one line on one; long lists are cut and say so."""
-    space = "  " * depth
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for number, (key, inner) in enumerate(items):
-        if isinstance(value, list) and number == LONGEST_LIST:
-            print(f"{space}... {len(value) - LONGEST_LIST} more (--json shows all)")
-            return
-        name = "-" if isinstance(value, list) else f"{key}:"
-        if isinstance(inner, dict | list) and inner and not _is_flat(inner):
-            print(f"{space}{name}")
-            _print_tree(inner, depth + 1)
-        else:
-            print(f"{space}{name} {_line(inner)}")
+def print_evaluation(record: "Record", *, whole: bool) -> None:
+    """What was measured, on a screen; with `whole` also every layer and matrix."""
+    from appliance.report import words
+
+    print(words.lost(record))
+    found = record.evaluation
+    for key, value in _figures(record).items():
+        print(f"{key:<13}{value}")
+    for number, line in enumerate(words.kept_quantized(record)):
+        print(f"{'' if number else 'kept':<13}{line}")
+    if record.verdict is not None and record.verdict.complaint:
+        accepted = " (accepted: --accept-loss)" if record.verdict.accepted else ""
+        print(f"{'out of band':<13}{record.verdict.complaint}{accepted}")
+    if whole:
+        _print_layers(found)
+        _print_matrices(record)
 
 
-def _is_flat(value: Any) -> bool:
-    """Whether it is short enough to be read on one line: no more than a list inside a table, and no wider than `WIDEST`."""
-    below = value.values() if isinstance(value, dict) else value
-    return not any(isinstance(one, dict) and one for one in below) and len(_line(value)) <= WIDEST
+def _figures(record: "Record") -> dict[str, str]:
+    """One line a measurement."""
+    from appliance.report import words
+
+    lines: dict[str, str] = {}
+    found = record.evaluation
+    if record.bits_per_weight is not None:
+        body = "" if record.bits_per_body_weight is None else f", {record.bits_per_body_weight:.2f} without embedding and head"
+        lines["bits a weight"] = f" {record.bits_per_weight:.2f}{body}"
+    if found is not None:
+        for number, text in enumerate(found.texts):
+            lines["loss" if number == 0 else " " * (number + 1)] = words.of_text(text)
+        for number, one in enumerate(found.embeddings):
+            said = f"{one.text}: cosine mean {words.number(one.cosine_mean)} lowest {words.number(one.cosine_min)}, "
+            said += f"same nearest {words.share(one.top1)}, of ten {words.share(one.top10)} ({one.passages} passages)"
+            lines["loss" if number == 0 else " " * (number + 1)] = said
+        if found.ablations:
+            lines["alone"] = ", ".join(f"{one.name} {words.signed(one.delta)}" for one in found.ablations)
+        if agreed := words.agreed(found):
+            lines["same text"] = agreed
+        if found.tokenizer is not None:
+            one_ = found.tokenizer
+            said = f"the same {one_.tokens} tokens" if one_.equal else f"differs: {one_.first_difference}"
+            lines["tokenizer"] = f"{said} (against {one_.against})"
+        if found.emulation is not None:
+            worst = "no number" if found.emulation.worst is None else f"{found.emulation.worst:.1e} at most"
+            lines["operators"] = f"{worst} from numpy's, {found.emulation.matrices} matrices"
+        lines["run by"] = f"{found.provider}, {found.seconds:.0f} s" + ("" if found.ran == "files" else f"; {found.ran}")
+        lines["again"] = found.command
+    kept = {one.role or "constants" for one in record.float}
+    if kept:
+        size = sum(one.bytes for one in record.float)
+        lines["float"] = f"{', '.join(sorted(kept))}: {len(record.float)} tensors, {words.size(size)}"
+    return lines
 
 
-def _line(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_line(one)}" for key, one in value.items()) or "none"
-    if isinstance(value, list):
-        return " ".join(_line(one) for one in value) or "none"
-    return _short(value)
+def _print_layers(found: "EvaluationRecord | None") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from appliance.report import words
+
+    if found is None or not found.layers:
+        return
+    table = Table("part", "local SNR", "cosine", "accumulated SNR", "cosine")
+    for one in found.layers:
+        local = (words.decibels(one.local_snr_db, one.local_cosine), words.number(one.local_cosine))
+        table.add_row(one.name, *local, words.decibels(one.snr_db, one.cosine), words.number(one.cosine))
+    Console().print(table)
 
 
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _print_matrices(record: "Record") -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from appliance.report import words
+
+    table = Table(Column("matrix", no_wrap=True), "form", "SNR", "proxy", "clipped", Column("solver, why", overflow="fold"))
+    for one in record.matrices:
+        why = ": ".join(filter(None, (one.solver, one.reason or one.fell_back)))
+        name = one.name.removeprefix("model.").removesuffix(".weight")
+        figures = (words.decibels(one.snr_db), words.number(one.proxy), f"{one.saturation:.1%}")
+        table.add_row(name, f"{one.bits} / {one.group or 'row'}", *figures, why)
+    Console().print(table)

@@ -7,9 +7,11 @@ Knows: what stands where. Does not know: how plots are drawn (`appliance.report.
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 
 from appliance.bundle.manifest import Manifest
 from appliance.bundle.record import EvaluationRecord, GreedyRecord, KeptRecord, Record
+from appliance.errors import StorageError
 from appliance.report import plots, words
 from appliance.report.marks import Safe, element, escape, joined, table
 
@@ -36,6 +38,18 @@ def page(manifest: Manifest, record: Record) -> str:
         ]
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
+
+
+def write_page(path: Path, manifest: Manifest, record: Record) -> None:
+    """Write the page.
+
+    Raises:
+        StorageError: it cannot be written there.
+    """
+    try:
+        path.write_text(page(manifest, record), encoding="utf-8")
+    except OSError as failure:
+        raise StorageError(f"cannot write {path}: {failure.strerror}", "choose another --report") from failure
 
 
 def _head(manifest: Manifest, record: Record) -> Safe:

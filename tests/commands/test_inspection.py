@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from appliance import cli, diagnosis
+from appliance.bundle.record import Record, VerdictRecord
+from appliance.bundle.store import Bundle
 from appliance.commands import bench
 from appliance.engine.protocol import Delta, EngineStats, Event, Finished, GenerateRequest, Started, Timings, TokenPrompt
 from appliance.errors import BadInput
 from tests.api.fake_engine import install_bundle
+from tests.report import records
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -33,32 +36,55 @@ def test_show_prints_manifest_and_record(home: Path, capsys: pytest.CaptureFixtu
     assert output(capsys, "show", str(bundle.path), "--json")
 
 
-def test_show_prints_every_key_of_a_record(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = install_bundle(home / "models", "small")
-    record = {
-        "layers": [{"name": f"l{n}", "snr": n + 0.5} for n in range(20)],
-        "bits": 4.5,
-        "float": {"norm": "small"},
-        "none": [],
-    }
-    (bundle.path / "record.json").write_text(json.dumps(record))
-    table = output(capsys, "show", "small")
-    for word in ("layers", "l0", "snr: 0.5", "bits: 4.5", "norm: small", "15 more"):
-        assert word in table
-    assert json.loads(output(capsys, "show", "small", "--json"))["record"] == record
+def with_record(bundle: Bundle, told: Record) -> Bundle:
+    (bundle.path / "record.json").write_text(told.model_dump_json())
+    return bundle
 
 
-def test_show_fits_a_record_of_hundreds_of_matrices_on_a_screen(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_tells_the_loss_in_a_line_and_layers_when_asked(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_record(install_bundle(home / "models", "small"), records.record())
+    shown = output(capsys, "show", "small")
+    for said in (
+        "It lost noticeably: with 5.22 bits a weight it is 24.0% more perplexed by human text", "5.22, 4.26 without embedding",
+        "prose-jargon: delta ln PPL +0.2154 ± 0.0113, KL mean 0.190", "weights +0.2100, head -0.0010", "7 tokens (median of 1",
+        "the same 1000 tokens (against another reader)", "3.1e-07 at most from numpy's", "appliance evaluate small --windows 2",
+        "norm: 1 tensors",
+    ):  # fmt: skip
+        assert said in shown, said
+    assert len(shown.partition("It lost")[2].splitlines()) < 14 and "layers.3" not in shown
+    whole = output(capsys, "show", "small", "--layers")
+    for said in ("layers.3", "17.0 dB", "layers.3.mlp.down_proj", "8 / 32", "sensitive", "23.0 dB"):
+        assert said in whole, said
+    assert json.loads(output(capsys, "show", "small", "--json"))["record"] == json.loads(records.record().model_dump_json())
+
+
+def test_show_says_what_left_the_band(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = VerdictRecord(band={"kl": 0.1}, complaint="the mean KL is 0.190; look at layers.3", accepted=True)
+    with_record(install_bundle(home / "models", "small"), records.record(verdict=verdict))
+    assert "out of band  the mean KL is 0.190; look at layers.3 (accepted: --accept-loss)" in output(capsys, "show", "small")
+
+
+def test_show_writes_the_report(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_record(install_bundle(home / "models", "small"), records.record())
+    output(capsys, "show", "small", "--report", str(tmp_path / "page.html"))
+    assert "24.0% more perplexed" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert cli.main(["show", "small", "--report", str(tmp_path / "nowhere" / "page.html")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_show_of_a_bundle_that_was_never_measured(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_record(install_bundle(home / "models", "small"), records.record(evaluation=None, verdict=None, sizes={}))
+    assert "Nobody has measured yet what was lost" in output(capsys, "show", "small", "--layers")
+
+
+def test_an_unknown_key_of_a_record_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = install_bundle(home / "models", "small")
-    matrix = {"name": "model.layers.0.q", "shape": [576, 576], "roles": ["attn.q"], "snr_db": 20.5, "bits": 4}
-    record = {"matrices": [matrix] * 211, "float": [matrix] * 60, "bytes_by_role": {f"role{n}": 1000 * n for n in range(9)}}
-    (bundle.path / "record.json").write_text(json.dumps(record))
-    shown = output(capsys, "show", "small").partition("\nrecord\n")[2].splitlines()
-    assert len(shown) <= 16, shown
-    assert "    - name: model.layers.0.q, shape: 576 576, roles: attn.q, snr_db: 20.5, bits: 4" in shown
-    assert "    ... 206 more (--json shows all)" in shown
+    told = json.loads(records.record().model_dump_json())
+    told["evaluation"]["ablation"] = told["evaluation"].pop("ablations")
+    (bundle.path / "record.json").write_text(json.dumps(told))
+    assert cli.main(["show", "small"]) == 2
+    err = capsys.readouterr().err
+    assert 'unknown key "evaluation.ablation"; did you mean "ablations"?' in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("damage", ["altered", "gone", "key"])

@@ -35,6 +35,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export.parity": {"export", "appliance.bundle", "appliance.targets", "appliance.runtime"},
     "export.build": {"export", "quant", "appliance.bundle", "appliance.targets"},
     "export.stages": {"export", "quant", "appliance.bundle", "appliance.targets"},
+    "export.evaluation": {"export", "quant", "appliance.bundle", "appliance.targets"},
+    "export.evaluate_command": {
+        "export",
+        "quant",
+        "appliance.bundle",
+        "appliance.commands.show",
+        "appliance.config",
+        "appliance.progress",
+        "appliance.pull",
+        "appliance.report",
+        "appliance.targets",
+    },
     "export.stages.evaluation": {
         "export",
         "quant",
@@ -54,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "appliance.report",
     },
     "export": {"export", "appliance.bundle", "appliance.targets"},
+    "quant.command": {"quant", "appliance.bundle", "appliance.targets", "appliance.config", "appliance.progress"},
     "quant": {"quant", "appliance.bundle", "appliance.targets", "appliance.runtime"},
     "tui": {"tui"},
 }
