@@ -1,0 +1,131 @@
+"""`appliance quantize`: a float ONNX decoder of any exporter becomes a W4A8 one.
+
+Knows: the questions, and how what was inferred is shown. Does not know: how it is done (`quant.foreign.quantize`).
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from quant.foreign.infer import Inference
+
+EXAMPLE = "appliance quantize model.onnx --scheme w4a8"
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(help="The .onnx file of a float32 decoder; its weights may lie beside it.")],
+    scheme: Annotated[str, typer.Option(help="How it is quantized; one that needs no calibration.")] = "w4a8",
+    group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File or folder; by default MODEL.SCHEME.onnx beside the model.")] = None,
+    leave_float: Annotated[bool, typer.Option("--leave-float", help="Leave weights float whose role cannot be told.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what each weight is taken for.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Quantize an ONNX model that another exporter made, telling from its structure what each weight is for."""
+    from appliance import targets
+    from appliance.config import load_config
+    from quant import schemes
+    from quant.foreign.infer import infer
+    from quant.foreign.quantize import Request, open_graph, refuse, told
+    from quant.foreign.quantize import quantize as make
+    from quant.scheme import Options
+
+    source = model.expanduser().absolute()
+    if dry_run:
+        inference = infer(open_graph(source))
+        facts: dict[str, Any] = {"inferred": [told(one) for one in inference.matrices]}
+        facts["not_understood"] = [{"weight": one.name, "node": one.node, "why": one.why} for one in inference.unknown]
+        print(json.dumps(facts)) if as_json else print(table(inference))
+        if not leave_float:
+            refuse(inference)
+        return
+    chosen = schemes.find(scheme, Options(group=group) if group else None)
+    request = Request(
+        source=source,
+        scheme=chosen,
+        target=targets.load("cpu", load_config().paths.targets),
+        output=_place(source, output, scheme),
+        leave_float=leave_float,
+        command=_again(source, scheme, group, leave_float),
+    )
+    with _bars() as progress:
+        made = make(request, progress)
+    size = sum(one["bytes"] for one in made.record["files"].values())
+    if as_json:
+        kept = {key: made.record[key] for key in ("scheme", "bits_per_weight", "inferred", "not_understood", "files")}
+        print(json.dumps({"output": str(request.output), "record": str(request.record), "bytes": size, **kept}))
+        return
+    print(table(made.inference))
+    print(f"{request.output}: {size / 1e6:.0f} MB, {scheme}, {made.record['bits_per_weight']} bits a weight")
+    print(f"record: {request.record}")
+
+
+def table(inference: "Inference") -> str:
+    """One line for all weights that are taken for the same thing, then one for each that is not understood."""
+    lines: dict[tuple[str, str], list[int]] = {}
+    for one in inference.matrices:
+        shape = " x ".join(map(str, one.matrix.shape))
+        lines.setdefault((" + ".join(one.roles), shape), []).append(-1 if one.layer is None else one.layer)
+    rows = [("role", "shape", "weights", "layers")]
+    for (roles, shape), layers in lines.items():
+        numbers = sorted({layer for layer in layers if layer >= 0})
+        rows.append((roles, shape, str(len(layers)), _span(numbers)))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    told += [f"not understood: {one.name or one.node} ({one.node}): {one.why}" for one in inference.unknown]
+    return "\n".join(told)
+
+
+def _span(numbers: list[int]) -> str:
+    """0-29, or all of them where some are missing."""
+    if not numbers:
+        return "-"
+    whole = numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]}-{numbers[-1]}" if whole and len(numbers) > 1 else ", ".join(map(str, numbers))
+
+
+def _place(source: Path, output: Path | None, scheme: str) -> Path:
+    if output is None:
+        return source.with_name(f"{source.stem}.{scheme}.onnx")
+    output = output.expanduser().absolute()
+    if output.suffix == ".onnx":
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return output
+    output.mkdir(parents=True, exist_ok=True)
+    return output / source.name
+
+
+def _again(source: Path, scheme: str, group: int | None, leave_float: bool) -> str:
+    """The command that makes the same file again, without paths of this machine."""
+    words = ["appliance", "quantize", source.name, "--scheme", scheme]
+    words += ["--group", str(group)] if group else []
+    words += ["--leave-float"] if leave_float else []
+    return shlex.join(words)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    """One bar a stage on stderr, the next one begun when the stage changes."""
+    from contextlib import ExitStack
+
+    from appliance.progress import bar
+
+    with ExitStack() as stack:
+        current: dict[str, tuple[Callable[[int], None], int]] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in current:
+                stack.close()
+                current.clear()
+                current[stage] = (stack.enter_context(bar(stage, total)), 0)
+            advance, before = current[stage]
+            advance(done - before)
+            current[stage] = (advance, done)
+
+        yield progress
