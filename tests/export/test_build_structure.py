@@ -17,7 +17,7 @@ from export.stages.job import BuildRequest, Job
 from export.stages.keep import keep_quantized
 from export.stages.variants import write_variants
 from export.tokenizer import write_tokenizer
-from quant import schemes, structure
+from quant import decide, schemes, structure
 from quant.scheme import Options
 from tests.checkpoints import Llama, write_gguf, write_safetensors
 
@@ -87,3 +87,23 @@ def test_the_check_runs_for_every_target(tmp_path: Path, monkeypatch: pytest.Mon
     folder = write_safetensors(tmp_path / "source", Llama(), tokenizer=True)
     written(folder, tmp_path, "cpu", "cpu-static")
     assert seen == [["model.onnx"], ["prefill.onnx", "decode.onnx"]]
+
+
+@pytest.mark.parametrize(("scheme", "symmetric"), [("w4a8", True), ("w4a8", False), ("w4a8-rtn", True), ("w8a8", True)])
+def test_a_rerun_gives_the_same_bytes(scheme: str, symmetric: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing left of the first run, and with another number of threads for the solver."""
+    source = write_safetensors(tmp_path / "source", Llama(hidden=96, heads=3, kv_heads=1, intermediate=160), tokenizer=True)
+    files: list[dict[str, bytes]] = []
+    checked = structure.check
+
+    def kept(paths: Iterable[Path], *rest: Any) -> None:
+        paths = list(paths)
+        checked(paths, *rest)
+        files.append({path.name: path.read_bytes() for path in [*paths, paths[0].with_name("weights.bin")]})
+
+    monkeypatch.setattr(structure, "check", kept)
+    solve = decide.solve
+    for threads in (2, 1):
+        monkeypatch.setattr(decide, "solve", lambda *parts, threads=threads: solve(*parts[:-1], threads))
+        written(source, tmp_path / str(threads), "cpu", "cpu-static", scheme=scheme, options=Options(symmetric=symmetric))
+    assert len(files) == 4 and files[:2] == files[2:]

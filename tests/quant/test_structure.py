@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from appliance import targets
@@ -19,6 +20,7 @@ from quant.emit import emit
 from quant.keep import keep
 from quant.scheme import Options
 from quant.schemes import find
+from quant.written import GraphFile
 from tests.quant.canonical import Weight, linear_model, target, tied_model
 from tests.quant.test_emit_mx import FILE
 from tests.quant.test_keep import drawn, riding
@@ -293,3 +295,58 @@ def test_logits_that_a_fold_may_and_may_not_change() -> None:
         structure.check_equal(logits, logits + 2e-3 * np.abs(logits).max(), "the fold")
     with pytest.raises(BundleError, match="inf"):
         structure.check_equal(logits, np.where(logits == logits[0, 0], np.nan, logits), "the fold")
+
+
+@pytest.mark.parametrize("form", ["cpu", "cpu-static"])
+@pytest.mark.parametrize(("bits", "columns"), [(4, 256), (8, 256), (4, 100)])
+def test_quantizing_what_a_file_holds_gives_the_same_weights(form: str, bits: int, columns: int, tmp_path: Path) -> None:
+    rng = fresh()
+    weight = rng.standard_normal((24, columns)).astype(np.float32)
+    values = []
+    for run in range(2):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        one = built(
+            linear_model(Weight("proj.weight", "attn.q", weight)), target(form), folder, Options(roles={"attn.q": {"bits": bits}})
+        )
+        (found,) = GraphFile(one.path).matrices()
+        (piece,) = found.pieces()
+        weight = (piece.q * np.repeat(found.scales, found.group, axis=1))[:, :columns].astype(np.float32)
+        values.append(weight)
+    assert np.array_equal(values[0], values[1])
+
+
+def test_both_operators_mean_the_same_by_a_byte_and_another_type_means_another_thing(tmp_path: Path) -> None:
+    """Without zero points MatMulNBits and GatherBlockQuantized take half the range as zero for bytes; for int4 it is 0."""
+    rng = fresh()
+    codes = rng.integers(0, 16, (8, 32)).astype(np.uint8)
+    packed = codes[:, 0::2] | (codes[:, 1::2] << 4)
+    scales = rng.uniform(0.5, 1, (8, 1)).astype(np.float32)
+    make, kinds = onnx.helper.make_tensor, onnx.TensorProto
+    blocks = dict(bits=4, block_size=32, gather_axis=0, quantize_axis=1, domain="com.microsoft")
+    nodes = [
+        onnx.helper.make_node("GatherBlockQuantized", ["bytes", "ids", "scales"], ["rows"], **blocks),
+        onnx.helper.make_node("GatherBlockQuantized", ["int4", "ids", "scales"], ["signed"], **blocks),
+        onnx.helper.make_node(
+            "MatMulNBits", ["eye", "blocks", "scales"], ["turned"], domain="com.microsoft", K=32, N=8, bits=4, block_size=32
+        ),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes, "zeros", [onnx.helper.make_tensor_value_info("ids", kinds.INT64, [8])],
+        [onnx.helper.make_tensor_value_info(name, kinds.FLOAT, None) for name in ("rows", "signed", "turned")],
+        [
+            make("bytes", kinds.UINT8, (8, 16), packed.tobytes(), raw=True),
+            make("int4", kinds.INT4, (8, 32), packed.tobytes(), raw=True),
+            make("blocks", kinds.UINT8, (8, 1, 16), packed.tobytes(), raw=True),
+            onnx.numpy_helper.from_array(scales, "scales"),
+            onnx.numpy_helper.from_array(np.eye(32, dtype=np.float32), "eye"),
+        ],
+    )  # fmt: skip
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rows, signed, turned = session.run(["rows", "signed", "turned"], {"ids": np.arange(8)})
+    assert np.array_equal(rows, (codes.astype(np.float32) - 8) * scales)
+    assert np.allclose(turned.T, rows, rtol=1e-6)
+    wide = np.where(codes > 7, codes - np.float32(16), codes).astype(np.float32)
+    assert np.array_equal(signed, wide * scales) and not np.allclose(signed, rows)
