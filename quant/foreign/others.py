@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import onnx_ir as ir
 
 from appliance.errors import BadInput
-from quant.foreign.products import computed
+from quant.foreign.products import behind, computed
 from quant.graph import sizes
 
 QUANTIZED = frozenset(
@@ -71,15 +71,24 @@ def _inside(node: ir.Node) -> list[ir.Node]:
 
 
 def _matrices(node: ir.Node) -> list[str]:
-    """Names of the float constants with two real dimensions that a node is given."""
+    """Names of the float constants with two real dimensions that a node is given, or that an input is made of alone."""
     found = []
     for value in node.inputs:
-        tensor = value.const_value if value is not None else None
-        if value is None or tensor is None or not tensor.dtype.is_floating_point():
-            continue
-        if sum(size > 1 for size in sizes(tensor)) > 1:
-            found.append(str(value.name))
+        for leaf in _leaves(value) if value is not None else []:
+            tensor = leaf.const_value
+            if tensor is not None and tensor.dtype.is_floating_point() and sum(size > 1 for size in sizes(tensor)) > 1:
+                found.append(str(leaf.name))
     return found
+
+
+def _leaves(value: ir.Value) -> list[ir.Value]:
+    """The constants that a value is made of; none where anything else goes into it."""
+    if value.const_value is not None:
+        return [value]
+    nodes = behind([value], set())
+    entering = [one for node in nodes for one in node.inputs if one is not None]
+    outside = any(one.producer() is None and one.const_value is None for node in nodes for one in computed(node))
+    return [] if outside or not nodes else [one for one in entering if one.const_value is not None]
 
 
 def roles_of_others(

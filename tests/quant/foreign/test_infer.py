@@ -202,6 +202,13 @@ def experts(model: ir.Model) -> None:
     )
 
 
+def cast_weight(model: ir.Model) -> None:
+    """A weight in half precision that the graph itself widens."""
+    gate = product_named(model, "mlp.gate")
+    half = add_weight(model, "half", (32, 48), np.float16)
+    gate.replace_input_with(1, insert(model, gate, "Cast", [half], to=int(ir.DataType.FLOAT)))
+
+
 def left_side(model: ir.Model) -> None:
     """W x: the weight is the first side."""
     gate = product_named(model, "mlp.gate")
@@ -217,6 +224,7 @@ UNKNOWN: dict[str, tuple[Callable[[ir.Model], None], str, str]] = {
     "three ways": (three_ways, "", "3 products enter it"),
     "side branch": (side_branch, "value_head", "nothing shows what it is for"),
     "experts": (experts, "mixed", "Einsum holds it"),
+    "half precision behind a cast": (cast_weight, "half", "MatMul holds it"),
     "weight on the left": (left_side, "first", "MatMul holds it"),
 }
 
