@@ -44,6 +44,7 @@ class Matrix:
         roles: all uses of it: a tied one serves embed and head.
         solver: who found the integers.
         proxy: loss of its outputs on the calibration text, see `quant.solvers.Solved`.
+        plain_proxy: the same of the plain fit, where the solver looked at it.
         fell_back: why the solver took the plainer way, "" when it did not.
         reason: why its form is an exception to the scheme, "" when it is none.
     """
@@ -56,6 +57,7 @@ class Matrix:
     error: FitError
     solver: str = "fit"
     proxy: float | None = None
+    plain_proxy: float | None = None
     fell_back: str = ""
     reason: str = ""
 
@@ -202,6 +204,7 @@ def _matrix(plan: Plan, spilled: Spilled) -> Matrix:
         error=spilled.error,
         solver=plan.solver,
         proxy=spilled.proxy,
+        plain_proxy=spilled.plain_proxy,
         fell_back=spilled.fell_back,
         reason=plan.reason,
     )

@@ -151,6 +151,7 @@ def _matrix(matrix: Matrix, scale_dtype: str) -> dict[str, Any]:
         "fell_back": matrix.fell_back,
         "reason": matrix.reason,
         "proxy": None if matrix.proxy is None else float(f"{matrix.proxy:.6g}"),
+        "plain_proxy": None if matrix.plain_proxy is None else float(f"{matrix.plain_proxy:.6g}"),
         "activation": matrix.form.activation,
         "bytes": matrix_bytes(matrix, scale_dtype),
         "snr_db": None if snr is None else round(snr, 3),

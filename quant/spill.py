@@ -34,6 +34,7 @@ class Spilled:
     error: FitError
     proxy: float | None
     fell_back: str
+    plain_proxy: float | None = None
 
     def q(self) -> Int8s:
         """[N,K], mapped from disk."""
@@ -79,7 +80,7 @@ def find(work: Path, key: str, shape: tuple[int, ...], form: Form) -> Spilled | 
     groups = (shape[0], groups_of(shape[1], form.group))
     try:
         told = json.loads(_path(work, key).read_text(encoding="utf-8"))
-        found = Spilled(work, key, FitError(**told["error"]), told["proxy"], told["fell_back"])
+        found = Spilled(work, key, FitError(**told["error"]), told["proxy"], told["fell_back"], told["plain_proxy"])
         whole = found.q().shape == shape and found.scales().shape == groups
         if not form.symmetric:
             whole = whole and found.zero_points().shape == groups
@@ -98,7 +99,14 @@ def write(work: Path, key: str, solved: Solved) -> Spilled:
         arrays["z"] = solved.zero_points
     if solved.offsets is not None:
         arrays["o"] = solved.offsets
-    told = json.dumps({"error": asdict(solved.error), "proxy": solved.proxy, "fell_back": solved.fell_back})
+    told = json.dumps(
+        {
+            "error": asdict(solved.error),
+            "proxy": solved.proxy,
+            "fell_back": solved.fell_back,
+            "plain_proxy": solved.plain_proxy,
+        }
+    )
     try:
         for part, array in arrays.items():
             replace_file(_path(work, key, part), lambda path, array=array: _save(path, array))  # type: ignore[misc]
@@ -107,7 +115,7 @@ def write(work: Path, key: str, solved: Solved) -> Spilled:
         for part in (*arrays, ""):
             _path(work, key, part).unlink(missing_ok=True)
         raise
-    return Spilled(work, key, solved.error, solved.proxy, solved.fell_back)
+    return Spilled(work, key, solved.error, solved.proxy, solved.fell_back, solved.plain_proxy)
 
 
 def _path(work: Path, key: str, part: str = "") -> Path:

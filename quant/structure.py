@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from appliance.bundle.vocabulary import EMBEDDING, LAYER, LINEAR, PARTS, QUANT_EMBEDDING, QUANT_LINEAR, ROLE
 from appliance.errors import BundleError
+from quant.decide import Matrix
 from quant.graph import canonical, sizes, tensor_of
 from quant.written import GraphFile, Piece, Written
 
@@ -129,6 +130,18 @@ def check(files: Iterable[Path], wanted: Expected, kept: Iterable[str]) -> None:
         if lost := sorted(set(wanted.decided) - met):
             raise BundleError(f"{path}: weight {lost[0]} was decided and no operator reads it", AGAIN)
         _check_coverage(file, wanted)
+
+
+def check_proxies(matrices: Iterable[Matrix]) -> None:
+    """A solver that looks at outputs must leave no matrix worse than the plain fit does.
+
+    Raises:
+        BundleError: one is; it is named.
+    """
+    for one in matrices:
+        if one.proxy is not None and one.plain_proxy is not None and not one.proxy <= one.plain_proxy:
+            what = f"loses {one.proxy:.4g} of its output's power with {one.solver} and {one.plain_proxy:.4g} with the plain fit"
+            raise BundleError(f"weight {one.name} {what}", AGAIN)
 
 
 def worst_relative(reference: np.ndarray, other: np.ndarray) -> float:

@@ -31,6 +31,7 @@ class MatrixRecord(StrictModel):
     fell_back: str = Field(default="", description="Why its solver took the plainer way.")
     reason: str = Field(default="", description="Why its form is an exception to the scheme.")
     proxy: float | None = Field(default=None, description="Loss of its outputs on the calibration text, relative to them.")
+    plain_proxy: float | None = Field(default=None, description="The same of the plain fit, where the solver compared the two.")
     activation: str
     bytes: int
     snr_db: float | None = Field(description="Of the weights; None = nothing was lost.")

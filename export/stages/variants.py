@@ -51,6 +51,7 @@ def _write(job: Job, target: Target) -> tuple[Variant, decide.Decision]:
         emit.emit(model, target)
     folder = job.writer.path(f"{target.name}/weights.bin").parent
     files = save.save_all(lowered.graphs, folder, "weights.bin", lambda _, done, total: job.progress("write", done + 1, total))
+    structure.check_proxies(decisions[0].matrices)
     structure.check(files.values(), wanted[0], [one.name for one in decisions[0].kept])
     variant = Variant(
         target=target.name,

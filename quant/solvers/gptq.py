@@ -31,6 +31,7 @@ _SWEEPS = 2
 def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int) -> Solved:
     """See `quant.solvers`."""
     plain = fit.solve(weight, form, moments, threads)
+    plain = replace(plain, plain_proxy=plain.proxy)
     if moments is None or plain.proxy is None or not moments.h.any():
         return replace(plain, fell_back="no calibration text reached it")
     if plain.error.noise == 0:
@@ -45,7 +46,7 @@ def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int)
     proxy = proxy_loss(target, grid.values, moments.h)
     if not proxy < plain.proxy:
         return replace(plain, fell_back=f"it would lose {proxy:.3g} of its output's power, the fit {plain.proxy:.3g}")
-    return Solved(grid.q, grid.scales, grid.zeros, _error(target, grid), proxy)
+    return Solved(grid.q, grid.scales, grid.zeros, _error(target, grid), proxy, plain_proxy=plain.proxy)
 
 
 def _improved(target: Floats, grid: Grid, given: Feedback, h: Floats, threads: int) -> Grid:

@@ -1,7 +1,7 @@
 """The checks of written files: they pass on what the build writes, and each sees the one thing that is spoiled for it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,11 @@ from appliance.errors import BundleError
 from appliance.targets.capabilities import Target
 from export.save import save
 from quant import structure
-from quant.decide import Decision, decide
+from quant.arrays import FitError
+from quant.decide import Decision, Matrix, decide
 from quant.emit import emit
 from quant.keep import keep
-from quant.scheme import Options
+from quant.scheme import Form, Options
 from quant.schemes import find
 from quant.written import GraphFile
 from tests.quant.canonical import Weight, linear_model, target, tied_model
@@ -350,3 +351,12 @@ def test_both_operators_mean_the_same_by_a_byte_and_another_type_means_another_t
     assert np.allclose(turned.T, rows, rtol=1e-6)
     wide = np.where(codes > 7, codes - np.float32(16), codes).astype(np.float32)
     assert np.array_equal(signed, wide * scales) and not np.allclose(signed, rows)
+
+
+def test_no_weight_may_be_worse_than_with_the_plain_fit() -> None:
+    form, error = Form(4, 64, "block-dynamic"), FitError(1, 0.1, 0, 64)
+    one = Matrix("proj.weight", ("attn.q",), 1, 64, form, error, "gptq", proxy=0.01, plain_proxy=0.02)
+    structure.check_proxies([one, replace(one, proxy=0.02), replace(one, proxy=None), replace(one, plain_proxy=None)])
+    for worse in (0.0201, float("nan")):
+        with pytest.raises(BundleError, match=r"weight proj\.weight loses .* with gptq and 0\.02 with the plain fit"):
+            structure.check_proxies([one, replace(one, proxy=worse)])
