@@ -26,6 +26,7 @@ from export.stages.calibration import calibrated, needs_calibration
 from export.stages.evaluation import write_evidence
 from export.stages.job import BuildRequest, Job, Progress
 from export.stages.keep import keep_quantized
+from export.stages.kv import check_targets, kv_scaled
 from export.stages.variants import write_variants
 from export.tokenizer import write_tokenizer
 from quant import record
@@ -54,6 +55,7 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
     opened = _with_context(arch.open_model(open_checkpoint(request.source)), request.context)
     if opened.task == "embed" and (static := [target.name for target in request.targets if target.flags.form == "static"]):
         raise TargetError(f"{static[0]} takes static graphs, and embedding models are built in the dynamic form", "--target cpu")
+    check_targets(request, opened.task)
     with store.writing(request.destination) as writer:
         try:
             bundle = _write(request, opened, writer, progress)
@@ -87,6 +89,7 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
     job = Job(request, opened, writer, progress, hashes, tokenizer, request.scheme)
     job = keep_quantized(job)
     job = calibrated(job)
+    job = kv_scaled(job)
     variants, decisions = write_variants(job)
     first = request.targets[0]
     decision, scales = decisions[first.name], first.weights.scale_dtype

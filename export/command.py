@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -50,6 +50,10 @@ def build(
         ),
     ] = None,
     calibration_tokens: Annotated[int, typer.Option(min=LEAST_TOKENS, help="Tokens of text to calibrate on.")] = TOKENS,
+    kv: Annotated[
+        Literal["float32", "int8"],
+        typer.Option(help="How keys and values are kept; int8: a quarter of the memory, faster answers, slower prompts."),
+    ] = "float32",
     keep_quantized: Annotated[
         bool, typer.Option("--keep-quantized", help="Carry over, to the last bit, what the checkpoint has on a 4- or 8-bit grid.")
     ] = False,
@@ -76,13 +80,14 @@ def build(
     chosen = scheme or default_scheme(found.path, wanted[0])
     flags = ("--keep-quantized",) * keep_quantized + ("--windows", str(windows)) * (windows != WINDOWS)
     flags += ("--accept-loss",) * accept_loss + ("--asymmetric",) * asymmetric
+    flags += ("--kv", kv) if kv != "float32" else ()
     flags += ("--budget", f"{budget:g}") if budget is not None else ()
     flags += ("--calibration", calibration.name) if calibration is not None else ()
     flags += ("--calibration-tokens", str(calibration_tokens)) * (calibration_tokens != TOKENS)
     request = BuildRequest(
         source=found.path,
         targets=wanted,
-        scheme=_budgeted(schemes.find(chosen, Options(group=group, symmetric=not asymmetric)), budget),
+        scheme=_budgeted(schemes.find(chosen, Options(group=group, symmetric=not asymmetric, kv=kv)), budget),
         destination=(output or config.paths.models / name).absolute(),
         name=name,
         context=context,

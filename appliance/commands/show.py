@@ -12,6 +12,7 @@ import typer
 from appliance.errors import BadInput
 
 if TYPE_CHECKING:
+    from appliance.bundle.manifest import Variant
     from appliance.bundle.record import EvaluationRecord, Record
     from appliance.bundle.store import Bundle
 
@@ -63,6 +64,12 @@ def find_bundle(model: str, *, verify: bool = False) -> "Bundle":
     return open_bundle(found.path, verify=True) if verify else found
 
 
+def _kept(variant: "Variant") -> str:
+    """How the state is kept and what a token of context takes of memory."""
+    kinds = sorted({tensor.dtype for tensor in variant.state})
+    return f"{' and '.join(kinds)}, {variant.bytes_a_token / 1024:.1f} KiB a token" if kinds else "none"
+
+
 def _print_manifest(bundle: "Bundle", verified: bool) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -84,9 +91,9 @@ def _print_manifest(bundle: "Bundle", verified: bool) -> None:
     for key, value in facts.items():
         print(f"{key:<13}{value}")
     console = Console()
-    table = Table("target", "form", "context", "chunk", "activations", "state tensors")
+    table = Table("target", "form", "context", "chunk", "activations", "keys and values")
     for name, variant in sorted(manifest.variants.items()):
-        row = (variant.form, str(variant.context), str(variant.chunk), variant.activation, str(len(variant.state)))
+        row = (variant.form, str(variant.context), str(variant.chunk), variant.activation, _kept(variant))
         table.add_row(name, *row)
     console.print(table)
     table = Table(
