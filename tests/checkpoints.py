@@ -129,7 +129,15 @@ def save(path: Path, weights: Mapping[str, np.ndarray], dtype: str = "float32") 
     safetensors.numpy.save_file(tensors, path, {"format": "pt"})
 
 
-def write_gguf(path: Path, model: Llama, kind: str = "F32", *, license: str = "", split_tensors: int = 0) -> Path:
+def write_gguf(
+    path: Path,
+    model: Llama,
+    kind: str = "F32",
+    *,
+    license: str = "",
+    split_tensors: int = 0,
+    others: Mapping[str, str] | None = None,
+) -> Path:
     """A GGUF as llama.cpp's converter makes it: its names, q and k permuted, one-dimensional tensors in F32.
 
     Args:
@@ -137,6 +145,7 @@ def write_gguf(path: Path, model: Llama, kind: str = "F32", *, license: str = ""
         kind: a `gguf.GGMLQuantizationType` name that the package can quantize; rows must be whole blocks.
         license: general.license.
         split_tensors: at most so many tensors in a file; 0 = one file.
+        others: other kinds, for matrices with such a part in their Hugging Face name.
 
     Returns:
         The file, or the first split.
@@ -164,9 +173,9 @@ def write_gguf(path: Path, model: Llama, kind: str = "F32", *, license: str = ""
     writer.add_token_merges([])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(257)
-    quantized = gguf.GGMLQuantizationType[kind]
     for name, values in model.weights().items():
-        stored = gguf.GGMLQuantizationType.F32 if values.ndim == 1 else quantized
+        chosen = next((other for part, other in (others or {}).items() if part in name), kind)
+        stored = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else chosen]
         data = gguf.quantize(np.ascontiguousarray(_permuted(name, values, model)), stored)
         writer.add_tensor(gguf_name(name), data, raw_dtype=stored)
     writer.write_header_to_file()

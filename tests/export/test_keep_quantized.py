@@ -176,3 +176,22 @@ def test_without_the_option_everything_is_quantized_again(home: Path, capsys: py
     told = build_said(home, capsys, str(write_gguf(home / "x.gguf", Llama(), "Q4_0")), "--target", "cpu", "--scheme", "w4a8")
     record = json.loads((home / "models" / "m" / "record.json").read_text())
     assert "carried over" not in told and record["kept_quantized"] is None
+
+
+def test_what_is_left_is_calibrated_on_what_was_carried_over(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_gguf(home / "x.gguf", Llama(), "Q4_1", others={"down_proj": "F16", "embed": "Q8_0"})
+    text = home / "text.txt"
+    text.write_text("".join(chr(97 + letter) for letter in np.random.default_rng(1).integers(0, 26, 4000)))
+    words = ("--scheme", "w4a8-gptq", "--keep-quantized", "--calibration", str(text), "--calibration-tokens", "1024")
+    told = build_said(home, capsys, str(path), "--target", "cpu", *words)
+    assert (
+        "12 in Q4_1, 1 in Q8_0" in told and "quantized again: 2 matrices (model.layers.0.mlp.down_proj.weight, ...): F16" in told
+    )
+    record = json.loads((home / "models" / "m" / "record.json").read_text())
+    solvers = {one["name"]: one["solver"] for one in record["matrices"]}
+    assert {name for name, solver in solvers.items() if solver == "gptq"} == {
+        f"model.layers.{n}.mlp.down_proj.weight" for n in (0, 1)
+    }
+    assert {solver for name, solver in solvers.items() if "down" not in name} == {"stored"}
+    assert record["calibration"]["tokens"] == 1024
+    assert all(one["proxy"] <= one["plain_proxy"] for one in record["matrices"] if one["solver"] == "gptq")
