@@ -141,6 +141,7 @@ class _Measuring:
         windows = [one for found in per_text for one in found]
         self.windows, self.parts = windows, len(subject.models.plain)
         self.steps = self.parts * (1 if subject.reference is None else 2) + 2 * len(windows)
+        self.progress(0, self.steps)
         answers = self._write()
         inputs = [*(one.ids[None] for one in windows), *(one.ids() for one in answers)]
         going, layers = self._walk(inputs)

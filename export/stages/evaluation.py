@@ -112,8 +112,8 @@ def _measure(job: Job, bundle: store.Bundle) -> EvaluationRecord:
     parity = parity_of(job.opened, bundle, (text.content[:PIECE] for text in known))
     command = f"appliance evaluate {request.name} --windows {request.windows}"
     opener = opener_of(bundle.variant(target.name).context, work, target)
-    job.progress("measure", 0, 1)
     if job.opened.task == "embed":
+        job.progress("measure", 0, 1)
         found = verify_embedder(
             bundle, target, job.opened.build(), opener, known, passages=PASSAGES * request.windows // 2 or 1, command=command,
             tokenizer=parity, targets=request.target_files,

@@ -3,6 +3,7 @@
 Knows: this scheme's numbers. Does not know: how they are found or written.
 """
 
+from quant.band import Band
 from quant.scheme import Form, Scheme
 
 _TABLE = Form(bits=8, group=32, activation="block-dynamic")
@@ -13,4 +14,5 @@ SCHEME = Scheme(
     default=Form(bits=4, group=32, activation="block-dynamic"),
     roles={"embed": _TABLE, "head": _TABLE},
     solver="gptq",
+    band=Band(kl=0.7, delta=0.7),
 )

@@ -4,6 +4,7 @@ Knows: this scheme's numbers. Does not know: how costs are measured or integers 
 Groups of 32 are the start from which groups and bits are chosen: what a coarser group saves is spent where it gains more.
 """
 
+from quant.band import Band
 from quant.scheme import Form, Scheme
 
 _TABLE = Form(bits=8, group=32, activation="block-dynamic")
@@ -15,4 +16,5 @@ SCHEME = Scheme(
     roles={"embed": _TABLE, "head": _TABLE},
     solver="gptq",
     budget=5.6,
+    band=Band(kl=0.5, delta=0.5),
 )
