@@ -44,9 +44,12 @@ lint: $(TEST_VENV)/.stamp  ## Style and types
 test: deps lint  ## Everything quick, in an environment of its own; lists what it left out
 	$(TEST_VENV)/bin/python -m pytest -n 2 --durations=10 -m 'not slow'
 
-# Not torch and transformers: they only make the committed golden files anew (extra "reference", tests/golden).
+# The peers of bench/quality.py get environments of their own: llama-cpp-python compiles for 8 minutes, and the model builder of
+# onnxruntime-genai needs torch. The tests' own environment has no torch: it only makes the committed golden files anew (extra
+# "reference", tests/golden).
 deps-full: system-packages $(FULL_VENV)/.stamp  ## What the slow proofs need, system packages too
 	$(FULL_VENV)/bin/python -m demo.fetch smollm2-135m all-minilm-l6-v2 gemma3-270m
+	$(FULL_VENV)/bin/python -m bench.quality_environments .appliance/bench
 
 system-packages:
 	PYTHON=$(PYTHON) tests/system-packages

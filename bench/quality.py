@@ -23,6 +23,7 @@ import importlib.metadata
 import io
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,12 @@ class Measurement:
         return found
 
     def _pass(self, group: list[Point], keys: dict[Point, str], lacking: list[tuple[windows.Window, list[Point]]]) -> None:
-        scratch = self._work / "scratch"
-        scratch.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="logits-", dir=self._work) as scratch:
+            self._measure(Path(scratch), group, keys, lacking)
+
+    def _measure(
+        self, scratch: Path, group: list[Point], keys: dict[Point, str], lacking: list[tuple[windows.Window, list[Point]]]
+    ) -> None:
         wanted = [point for point in group if any(point in todo for _, todo in lacking)]
         command = [sys.executable, "-m", "bench.quality_appliance", "float", str(self._source), str(self._tools.threads)]
         reference = Side("the float graph", command, scratch / "float")
@@ -192,6 +197,16 @@ def measured(point: Point, tally: Tally, sizes: tuple[int, int]) -> Measured:
     )
 
 
+def check_floats(measurement: Measurement, floats: list[Point]) -> None:
+    """`SystemExit` unless the peers' float models are the float graph."""
+    measurement.run(floats)
+    for point in floats:
+        quality = measurement.tally(point).quality()
+        if quality.kl_mean is None or quality.kl_mean > SAME:
+            raise SystemExit(f"{point.name} is not the same float model: KL {quality.kl_mean}; nothing can be compared")
+        print(f"{point.name} is the float graph: mean KL {quality.kl_mean:.1e} over {quality.tokens} tokens")
+
+
 def compare_model(name: str, asked: argparse.Namespace, tools: Tools) -> dict[str, Any]:
     """Everything for one model: make, check the floats, measure, show."""
     checkpoint = found(name)
@@ -206,13 +221,7 @@ def compare_model(name: str, asked: argparse.Namespace, tools: Tools) -> dict[st
         quality_points.make(point, source, tools)
     cuts = token_windows(ours.path, asked.windows)
     floats = [point for point in points if point.name in FLOATS]
-    check = Measurement(source, folder, tools, cuts[:1], asked.together)
-    check.run(floats)
-    for point in floats:
-        kl = check.tally(point).quality().kl_mean
-        if kl is None or kl > SAME:
-            raise SystemExit(f"{point.name} is not the same float model: KL {kl}; nothing can be compared")
-        print(f"{name}: {point.name} is the float graph, mean KL {kl:.1e} over {len(cuts[0].ids)} tokens")
+    check_floats(Measurement(source, folder, tools, cuts[:1], asked.together), floats)
     rest = [point for point in points if point not in floats]
     whole = Measurement(source, folder, tools, cuts, asked.together)
     whole.run(rest)

@@ -1,4 +1,4 @@
-"""The environments of bench/quality.py's peers, made when they are not there.
+"""The environments of bench/quality.py's peers, made when they are not there: python -m bench.quality_environments FOLDER
 
 Knows: what each peer needs, how llama.cpp is compiled. Does not know: what is done with them.
 """
@@ -45,3 +45,8 @@ def _environment(folder: Path, packages: tuple[str, ...], more: dict[str, str], 
         subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, env=os.environ | more)
         (folder / "complete").touch()
     return python
+
+
+if __name__ == "__main__":  # make deps-full: the folder
+    llama_python(Path(sys.argv[1]).absolute())
+    genai_python(Path(sys.argv[1]).absolute())

@@ -40,14 +40,18 @@ class Side:
 
     def close(self) -> None:
         """End the process and give its disk space back."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._end()
         self._scratch.unlink(missing_ok=True)
+
+    def _end(self) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        return self._process.wait(60)
 
     def _answer(self) -> None:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended with code {self._process.wait()}")
+            raise SystemExit(f"{self.name} ended with code {self._end()}")
         json.loads(line)

@@ -1,6 +1,7 @@
 """The arithmetic of bench/quality.py, its shuffled float weights and its counting of bytes, without any peer."""
 
 import dataclasses
+import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import onnx_ir as ir
 import pytest
 
 from bench import quality_bytes, quality_points, quality_table
-from bench.quality import Store, compared
+from bench.quality import Measurement, Store, check_floats, compared
 from bench.quality_environments import cmake_arguments
 from bench.quality_plot import plot
+from bench.quality_points import Point, Tools
+from bench.quality_side import Side
 from bench.quality_source import Shuffle, Sizes, write_float
 from bench.quality_table import Held, Measured, held_against
 from export import arch, parity
@@ -206,3 +209,34 @@ def test_the_plot_is_xml_with_every_point() -> None:
     result = {"model": "a <model>", "seed": 7, "windows": 4, **quality_table.record(POINTS, [])}
     text = "".join(xml.etree.ElementTree.fromstring(plot([result, result])).itertext())
     assert text.count("k_quant") == 2 and "a <model>" in text and "F32" not in text
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatPoint(Point):
+    """A stand-in for a peer: our own float graph of whatever file it has."""
+
+    def command(self, tools: Tools) -> list[str]:
+        return [sys.executable, "-m", "bench.quality_appliance", "float", str(self.path), "1"]
+
+
+def test_floats_are_held_to_be_the_same_and_nothing_is_measured_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_gguf(tmp_path / "source.gguf", Llama(seed=1))
+    write_float(source, tmp_path / "same.gguf", seed=4)
+    other = write_gguf(tmp_path / "other.gguf", Llama(seed=2))
+    tools = Tools(Path(), Path(), 1)
+    cuts = [Window("text", at, np.random.default_rng(at).integers(0, 256, 30)) for at in range(2)]
+    measurement = Measurement(source, tmp_path, tools, cuts, together=1)
+    check_floats(measurement, [FloatPoint("peer/same", tmp_path / "same.gguf")])
+    assert "peer/same is the float graph" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="peer/other is not the same float model"):
+        check_floats(measurement, [FloatPoint("peer/other", other)])
+    assert not list(tmp_path.glob("logits-*")), "logits are left on the disk"
+    monkeypatch.setattr(FloatPoint, "command", lambda self, tools: pytest.fail("it was measured again"))
+    check_floats(measurement, [FloatPoint("peer/same", tmp_path / "same.gguf")])
+
+
+def test_a_side_that_ends_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="the peer ended with code 3"):
+        Side("the peer", [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "scratch")
