@@ -13,9 +13,10 @@ import onnx_ir as ir
 from appliance.bundle.vocabulary import QUANT_LINEAR
 from appliance.errors import BadInput
 from quant.ablations import rounded, values_of
-from quant.evaluate import Floats, rows_at_once
+from quant.evaluate import Floats
 from quant.graph import tensor_of
 from quant.layers import Part
+from quant.running import ELEMENTS
 
 IN_MEMORY = 1 << 28
 """Bytes of a matrix that is kept as it is; a larger one is read in pieces from a file of its own for every few rows of logits."""
@@ -72,7 +73,7 @@ class Head:
 
     def of_window(self, hidden: np.ndarray, node: ir.Node | None = None) -> Iterator[Floats]:
         """Logits of all rows of [1,S,K], a few at a time; with a QuantLinear, of what it makes of rows that enter it."""
-        step = rows_at_once(self.words)
+        step = max(1, ELEMENTS // self.words)
         for start in range(0, hidden.shape[1], step):
             rows: Floats = np.asarray(hidden[0, start : start + step], np.float32)
             yield self.logits(rows if node is None or node.op_type != QUANT_LINEAR else rounded(rows, node))

@@ -298,11 +298,12 @@ def _tally(tally: Tally, window: Window, hidden: np.ndarray, head: Head, other: 
     tally.begin()
     first, predicting, step = 0, len(window.ids) - 1, rows_at_once(head.words)
     for logits in other:
-        for start in range(0, min(len(logits), predicting - first), step):
-            piece = logits[start : min(start + step, predicting - first)]
-            at = first + start
-            reference = head.logits(np.asarray(hidden[0, at : at + len(piece)], np.float32))
-            tally.add(compare(reference, piece, window.ids[at + 1 : at + 1 + len(piece)]))
+        count = min(len(logits), predicting - first)
+        reference = head.logits(np.asarray(hidden[0, first : first + count], np.float32))
+        for start in range(0, count, step):
+            rows = slice(start, min(start + step, count))
+            targets = window.ids[first + 1 + rows.start : first + 1 + rows.stop]
+            tally.add(compare(reference[rows], logits[rows], targets))
         first += len(logits)
 
 

@@ -25,6 +25,7 @@ from quant.plan import Plan
 from quant.scheme import Options, Scheme
 from quant.spill import Spilled
 from quant.windows import cut
+from tests import tiny_embedder
 from tests.checkpoints import Llama, write_gguf, write_safetensors
 
 MODEL = Llama(3, 128, 4, 2, 144, vocab=320, context=96)
@@ -310,3 +311,23 @@ def test_the_float_scheme_loses_nothing(source: Path, tmp_path: Path) -> None:
     assert found.texts[0].kl_mean is not None and found.texts[0].kl_mean < 1e-6
     assert found.ablations == () and found.emulation is None
     assert all(one.agreed == one.tokens for one in found.greedy)
+
+
+def test_an_embedding_model_is_judged_by_its_vectors(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tiny_embedder.install(tmp_path / "models", tmp_path, "w8a8")
+    found = evaluation(bundle)
+    assert found.texts == () and found.layers == () and [one.text for one in found.embeddings] == ["prose-jargon", "handbook"]
+    for one in found.embeddings:
+        assert one.passages == 32 and one.broken == 0
+        assert one.cosine_min is not None and one.cosine_mean is not None and 0.99 < one.cosine_min < one.cosine_mean < 1
+        assert one.top10 is not None and one.top10 > 0.8
+    assert found.tokenizer is not None and found.tokenizer.equal and found.tokenizer.tokens > 10_000
+    assert cli.main(["evaluate", str(bundle.path), "--source", str(tmp_path / "checkpoint"), "--windows", "2", "--json"]) == 0
+    again = EvaluationRecord.model_validate(json.loads(capsys.readouterr().out))
+    assert again.embeddings == found.embeddings
+
+
+def test_a_broken_embedding_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    altered(monkeypatch, "encoder.layer.", lambda scales: 3 * scales)
+    with pytest.raises(LossError, match="vectors have a mean cosine of"):
+        tiny_embedder.install(tmp_path / "models", tmp_path, "w8a8")

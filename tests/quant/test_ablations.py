@@ -153,6 +153,15 @@ def test_operators_compute_what_their_integers_stand_for(
     assert max(one.error for one in found) < 2e-6
 
 
+def test_halves_between_two_steps_are_no_difference(models: tuple[tuple[Part, ...], tuple[Part, ...]]) -> None:
+    """Every input in the middle between two steps, where the last bit of a division decides."""
+    rng = fresh()
+    steps = rng.integers(-126, 126, (1, 8, 112)) + 0.5
+    steps[..., ::64] = 127
+    x = (steps * rng.uniform(0.001, 0.1, (1, 8, 1))).astype(np.float32)
+    assert difference(models[1][1].linears[-1], x, CPU) < 5e-6
+
+
 def test_an_operator_that_computes_something_else_is_seen(
     models: tuple[tuple[Part, ...], tuple[Part, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
