@@ -51,8 +51,9 @@ def prompts(bundle: Bundle, tokenizer: Tokenizer, windows: Sequence[Window], cou
         for number, question in enumerate(QUESTIONS[: (count + 1) // 2], 1):
             said = template.render([{"role": "user", "content": question}])
             found.append((f"question {number}", tuple(tokenizer.encode(said, bos=False))))
-    for at in range(count - len(found)):
-        window = windows[at * len(windows) // max(count - len(found), 1) % len(windows)]
+    rest = count - len(found)
+    for at in range(rest):
+        window = windows[at * len(windows) // rest]
         start = (at * PROMPT) % max(len(window.ids) - PROMPT, 1)
         front = window.ids[:1].tolist() if start and window.bos else []
         ids = (*front, *window.ids[start : start + PROMPT].tolist())

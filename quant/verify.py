@@ -30,6 +30,7 @@ from appliance.bundle.record import (
 from appliance.bundle.store import Bundle
 from appliance.bundle.vocabulary import QUANT_LINEAR
 from appliance.errors import DeviceError
+from appliance.runtime.session import give_back_memory
 from appliance.runtime.tokenizer import Tokenizer, load_tokenizer
 from appliance.targets.capabilities import Target
 from quant import greedy
@@ -237,6 +238,7 @@ class _Measuring:
         head = self._head("plain" if subject.reference is None else "reference", plain)
         decided = node_of(subject.models.decided[-1])
         tallies = {text.name: Tally() for text in subject.texts}
+        give_back_memory()
         shipped = self._open() if self.ran == "files" else None
         for at, window in enumerate(self.windows):
             self.progress(self.steps - 2 * len(self.windows) + at, self.steps)
