@@ -113,7 +113,7 @@ def build_once(config: Path, model: str) -> None:
     except Failed:
         pass  # not there, or damaged: the build replaces it, and says so when it cannot
     print(run(config, "pull", model, "--yes"), end="")
-    print(run(config, "build", model, "--target", TARGET), end="")
+    print(run(config, "build", model, "--target", TARGET, "--windows", "1"), end="")
 
 
 def build_embedder(config: Path) -> None:

@@ -53,7 +53,7 @@ def openvino() -> Iterator[None]:
 def built(checkpoint: MemoryCheckpoint, scheme: Scheme, folder: Path) -> Bundle:
     source = write_checkpoint(folder / "source", checkpoint)
     targets = tuple(load(name).model_copy(update={"chunk": CHUNK, "context": CONTEXT}) for name in TARGETS)
-    request = BuildRequest(source, targets, scheme, folder / "bundle", "tiny", CONTEXT, "test")
+    request = BuildRequest(source, targets, scheme, folder / "bundle", "tiny", CONTEXT, "test", windows=1)
     return build(request, lambda label, done, total: None)
 
 

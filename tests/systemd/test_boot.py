@@ -48,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     config = {**llama.TINY["tied"], "max_position_embeddings": CONTEXT}
     source = write_checkpoint(folder / "source", random_checkpoint(config, fresh_seed()))
     write(source / "chat_template.jinja", TEMPLATE)
-    request = BuildRequest(source, (load("cpu"),), schemes.find("w4a8"), folder / "tiny", "tiny", CONTEXT, "test")
+    request = BuildRequest(source, (load("cpu"),), schemes.find("w4a8"), folder / "tiny", "tiny", CONTEXT, "test", windows=1)
     build(request, lambda label, done, total: None)
     with installed_root() as root:
         shutil.copytree(folder / "tiny", root / "var/lib/appliance/models/tiny")
