@@ -112,9 +112,9 @@ def test_a_scheme_without_a_budget_is_left_alone(tmp_path: Path) -> None:
     assert mixed.with_exceptions(model, scheme, load("cpu"), setup) is scheme
 
 
-def test_q_k_and_v_take_one_form(tmp_path: Path) -> None:
+def test_q_and_k_take_one_form(tmp_path: Path) -> None:
     model, setup = ready(tmp_path)
     scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), load("cpu"), setup)
     planned = {plan.name: plan.form for plan in plans(model, scheme, load("cpu")) if plan.in_body}
     for layer in range(2):
-        assert len({planned[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"}) == 1
+        assert len({planned[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qk"}) == 1

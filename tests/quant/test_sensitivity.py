@@ -75,11 +75,11 @@ def test_each_cost_is_the_kl_of_the_whole_model_with_that_unit_alone_quantized(
         assert cost.kl == pytest.approx(exact, rel=0.15, abs=1e-9), f"seed {seed}: {cost.weights}"
 
 
-def test_q_k_and_v_are_one_unit_and_finer_forms_cost_less(tmp_path: Path) -> None:
+def test_q_and_k_are_one_unit_and_finer_forms_cost_less(tmp_path: Path) -> None:
     model, planned, setup = ready(tmp_path, 1)
     costs = measure(model, planned, setup, FORMS)
-    assert [len(cost.weights) for cost in costs] == [3, 1, 1, 1, 1] * 2
-    assert all(role in "".join(costs[0].weights) for role in ("q_proj", "k_proj", "v_proj"))
+    assert [len(cost.weights) for cost in costs] == [2, 1, 1, 1, 1, 1] * 2
+    assert all(role in "".join(costs[0].weights) for role in ("q_proj", "k_proj"))
     for cost in costs:
         assert cost.factors[FORM] > 1, "activations are rounded too"
         assert cost.factors[FORMS[1]] > cost.factors[FORM] and cost.factors[FORMS[2]] > 20 * cost.factors[FORMS[1]]
