@@ -12,14 +12,14 @@ import pytest
 from appliance import cli
 from appliance.bundle.record import EvaluationRecord, read_record
 from appliance.bundle.store import Bundle
-from appliance.errors import LossError
+from appliance.errors import DeviceError, LossError
 from appliance.runtime.decoder import open_decoder
 from appliance.runtime.tokenizer import load_tokenizer
 from appliance.targets import load
 from export import arch, parity
 from export.build import BuildRequest, build
 from export.checkpoint import open_checkpoint
-from quant import band, decide, schemes, texts
+from quant import band, decide, schemes, texts, verify
 from quant.band import Band
 from quant.plan import Plan
 from quant.scheme import Options, Scheme
@@ -331,3 +331,28 @@ def test_a_broken_embedding_model_is_refused(tmp_path: Path, monkeypatch: pytest
     altered(monkeypatch, "encoder.layer.", lambda scales: 3 * scales)
     with pytest.raises(LossError, match="vectors have a mean cosine of"):
         tiny_embedder.install(tmp_path / "models", tmp_path, "w8a8")
+
+
+def test_graphs_for_a_device_that_is_not_here_are_stood_in_for(
+    built: Bundle, source: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their layers run one by one on the processor, and the figures are those of the graphs, up to the order of sums."""
+
+    def absent(*rest: object) -> None:
+        raise DeviceError("no such device", "plug it in")
+
+    monkeypatch.setattr(verify, "open_shipped", absent)
+    assert cli.main(["evaluate", str(built.path), "--source", str(source), "--windows", "3", "--json"]) == 0
+    again, found = EvaluationRecord.model_validate(json.loads(capsys.readouterr().out)), evaluation(built)
+    assert again.ran == "the graphs cannot run here (no such device)" and again.greedy == ()
+    for one, other in zip(again.texts, found.texts, strict=True):
+        assert one.kl_mean == pytest.approx(other.kl_mean, rel=0.02) and one.windows == 3
+        assert one.delta == pytest.approx(other.delta, abs=2e-3)
+
+
+def test_graphs_that_nobody_can_run_are_refused(tmp_path: Path) -> None:
+    """onnxruntime's attention takes heads of 16, 32 ... numbers, and says so only when it runs."""
+    odd = Llama(2, 96, 4, 2, 112, vocab=320, context=96)
+    source = write_safetensors(tmp_path / "odd", odd, "float32", tokenizer=True)
+    with pytest.raises(LossError, match=r"the graphs were written, and do not run: .*head_size shall be a multiple of 16"):
+        build(request_for(source, tmp_path / "models", schemes.find("w4a8", Options(group=32)), windows=1), quiet)
