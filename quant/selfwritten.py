@@ -7,9 +7,11 @@ Every row starts from an empty past and takes one token a step, so all rows of a
 what GroupQueryAttention takes for a batch (several new tokens over a past are for one row only). What a row must say next
 (the template's words between two turns) waits in a queue of its own; without one, the next token is drawn.
 
-    row of plain text:  begin token - a random token - drawn ... end token - begin token - a random token - drawn ...
+    row of plain text:  begin token - drawn ... end token - begin token - drawn ...
     row of turns:       template - drawn (the user) ... template - drawn (the answer) ... template - drawn ...
 
+A model that was not trained to see a begin token gets a frequent token at random in its place. A row that says the same
+again and again begins anew: small models fall into that, and nothing more is learnt from it.
 Each row draws with numbers of its own, so what it says does not depend on how many rows are worked on at once.
 """
 
@@ -44,6 +46,10 @@ _LEAST_WEIGHT = 0.02
 """Tokens less likely than this, the likeliest being 1, are not drawn: a small model does not find back from one of them."""
 _USER_TOKENS = 64
 """A user's turn is ended after so many: what matters more are answers."""
+_FREQUENT = 8192
+"""Tokens that a text may begin with: byte-pair vocabularies are in the order of merging, which is about that of frequency."""
+_ECHO, _EARSHOT = 12, 256
+"""A row repeats itself when its last 12 tokens were said in the same order among its last 256."""
 _MARKS = ("First0Mark", "Second0Mark", "Third0Mark")
 
 Progress = Callable[[int, int], None]
@@ -163,9 +169,11 @@ class _Row:
     def __init__(self, number: int, wish: Wish, turns: Turns | None, tokenizer: Tokenizer):
         self._random = np.random.default_rng([wish.seed, number])
         self._turns, self._info = turns, tokenizer.info
-        self._plain = np.setdiff1d(np.arange(tokenizer.vocab_size), np.array(sorted(tokenizer.special_ids), np.int64))
+        ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), np.array(sorted(tokenizer.special_ids), np.int64))
+        self._frequent = ordinary[:_FREQUENT]
         self._barred = np.array(sorted(tokenizer.special_ids - set(self._info.eos)), np.int64)
         self._queue: deque[int] = deque()
+        self._said: deque[int] = deque(maxlen=_EARSHOT)
         self._user, self._length = True, 0
         self._start()
 
@@ -177,22 +185,30 @@ class _Row:
         logits[self._barred] = -np.inf
         token = draw(logits, self._random.random())
         self._length += 1
-        ended = token in self._info.eos
+        self._said.append(token)
+        ended = token in self._info.eos or self._repeats()
         if self._turns is not None and (ended or (self._user and self._length >= _USER_TOKENS)):
             self._queue.extend(self._turns.after_user if self._user else self._turns.after_answer)
             self._user, self._length = not self._user, 0
+            self._said.clear()
             return self._queue.popleft() if self._queue else token
         if ended:
             self._start()
         return token
 
     def _start(self) -> None:
+        self._said.clear()
         if self._turns is not None:
             self._queue.extend(self._turns.before)
-            return
-        if self._info.add_bos and self._info.bos is not None:
+        elif self._info.add_bos and self._info.bos is not None:
             self._queue.append(self._info.bos)
-        self._queue.append(int(self._random.choice(self._plain)))
+        else:
+            self._queue.append(int(self._random.choice(self._frequent)))
+
+    def _repeats(self) -> bool:
+        said = list(self._said)
+        last = said[-_ECHO:]
+        return any(said[start : start + _ECHO] == last for start in range(len(said) - _ECHO))
 
 
 def _batch(session: "object", writer: Writer, rows: list[_Row], window: int, told: Callable[[int], None]) -> Ids:

@@ -142,6 +142,12 @@ def test_in_rounds_later_streams_see_earlier_weights_quantized(rounds: int, watc
     stepwise = {id(w): m for w, m in SEEN}
     names = [name for name, _ in _by_weight(model)]
     first, second = dict(_by_weight(model)), {}
+    last = cut(model)[2]
+    hidden = entering(model, planned, setup, 1, calibrate.fingerprint(setup.ids, planned, rounds))
+    vectors = Running(last.build(), setup.opener).run(hidden).streams["layers.1.attn_in"].reshape(-1, 64).astype(np.float64)
+    wanted = vectors.T @ vectors / len(vectors)
+    found = first["model.layers.1.self_attn.q_proj.weight"].h
+    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max(), "all weights of the layer before are quantized"
     SEEN.clear()
     model, planned, setup = ready(tiny(), tmp_path / "once", 5)
     calibrate.calibrate(model, planned, setup)
