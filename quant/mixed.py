@@ -24,13 +24,16 @@ GROUPS = (32, 64, 128)
 """Groups that are tried. Smaller ones decode slower, larger ones round a block's activations together with its outliers."""
 
 
-def with_exceptions(model: ir.Model, scheme: Scheme, target: Target, setup: Setup, progress: Progress | None = None) -> Scheme:
+def with_exceptions(
+    model: ir.Model, scheme: Scheme, targets: Sequence[Target], setup: Setup, progress: Progress | None = None
+) -> Scheme:
     """The scheme with an exception for every weight that should have another form than its default, within its budget.
 
     Weights that a person or the target has made an exception already stay as they are; their bytes count.
 
     Args:
         model: canonical float model, not changed.
+        targets: at least one; every form that is chosen can be held by all of them.
         setup: of the calibration that follows.
 
     Raises:
@@ -38,8 +41,8 @@ def with_exceptions(model: ir.Model, scheme: Scheme, target: Target, setup: Setu
     """
     if scheme.budget is None:
         return scheme
-    body = [plan for plan in plans(model, scheme, target) if plan.in_body and plan.form.bits]
-    forms = {plan.name: _forms(plan, scheme, target) for plan in body}
+    body = [plan for plan in plans(model, scheme, targets[0]) if plan.in_body and plan.form.bits]
+    forms = {plan.name: _forms(plan, scheme, targets) for plan in body}
     by_name = {plan.name: plan for plan in body if len(forms[plan.name]) > 1}
     asked = tuple(dict.fromkeys(form for name in by_name for form in forms[name]))
     costs = measure(model, list(by_name.values()), setup, asked, progress)
@@ -55,17 +58,17 @@ def with_exceptions(model: ir.Model, scheme: Scheme, target: Target, setup: Setu
     return replace(scheme, options=replace(scheme.options, weights={**rules, **scheme.options.weights}))
 
 
-def _forms(plan: Plan, scheme: Scheme, target: Target) -> tuple[Form, ...]:
+def _forms(plan: Plan, scheme: Scheme, targets: Sequence[Target]) -> tuple[Form, ...]:
     """What the weight may become: its own form first."""
-    given = (target.role_overrides, scheme.options.roles)
+    given = (*(target.role_overrides for target in targets), scheme.options.roles)
     if plan.name in scheme.options.weights or any(role in rules for rules in given for role in plan.roles):
         return (plan.form,)
     found = [plan.form]
-    for bits in sorted({4, 8} & set(target.weights.bits)):
+    for bits in (4, 8):
         for group in GROUPS:
             for symmetric in (True, False):
                 form = replace(plan.form, bits=bits, group=group, symmetric=symmetric)
-                if _possible(form, plan, target):
+                if all(_possible(form, plan, target) for target in targets):
                     found.append(form)
     return tuple(dict.fromkeys(found))
 
@@ -73,7 +76,9 @@ def _forms(plan: Plan, scheme: Scheme, target: Target) -> tuple[Form, ...]:
 def _possible(form: Form, plan: Plan, target: Target) -> bool:
     if not form.symmetric and (form.bits != 4 or target.weights.symmetric_only):
         return False
-    return form.group in target.weights.groups and refusal(target.weights.operator, form, plan.roles) is None
+    if form.bits not in target.weights.bits or form.group not in target.weights.groups:
+        return False
+    return refusal(target.weights.operator, form, plan.roles) is None
 
 
 def _unit(cost: Cost, planned: Mapping[str, Plan], forms: Mapping[str, Sequence[Form]]) -> Unit:

@@ -56,7 +56,7 @@ def calibrated(job: Job) -> Job:
     text = text_of(job)
     opener = slices.opener(text.ids.shape[1], job.request.work / "parts")
     setup = calibrate.Setup(text.ids, opener, job.request.work, job.source, rounds=ROUNDS)
-    scheme = mixed.with_exceptions(job.model(), job.scheme, job.request.targets[0], setup, _told(job, "choose"))
+    scheme = mixed.with_exceptions(job.model(), job.scheme, job.request.targets, setup, _told(job, "choose"))
     prints = {}
     for target in job.request.targets:
         model = job.model()

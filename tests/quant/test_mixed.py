@@ -57,7 +57,7 @@ def test_the_body_keeps_within_its_budget_and_uses_it(above: float, tmp_path: Pa
     model, setup = ready(tmp_path)
     least = sizes(model, dataclasses.replace(SCHEME, budget=None, options=Options(group=128)), tmp_path / "least")
     model, setup = ready(tmp_path)
-    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=least + above), load("cpu"), setup)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=least + above), (load("cpu"),), setup)
     found = sizes(model, scheme, tmp_path)
     assert least + above - 0.6 < found <= least + above + 1e-6
 
@@ -65,7 +65,7 @@ def test_the_body_keeps_within_its_budget_and_uses_it(above: float, tmp_path: Pa
 def test_the_weights_that_cost_most_get_eight_bits_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, setup = ready(tmp_path)
     monkeypatch.setattr(mixed, "measure", made_up({"layers.1.mlp.down_proj": 9.0}))
-    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), load("cpu"), setup)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), (load("cpu"),), setup)
     name = "model.layers.1.mlp.down_proj.weight"
     assert scheme.form("mlp.down", weight=name).bits == 8
     reason = scheme.reason(name)
@@ -79,7 +79,7 @@ def test_what_a_person_has_fixed_stays(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(mixed, "measure", made_up({"down_proj": 9.0, "o_proj": 9.0}))
     own = {"model.layers.0.mlp.down_proj.weight": WeightRule("because I say so", bits=4, group=64)}
     options = Options(weights=own, roles={"attn.o": {"bits": 4}})
-    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=7.5, options=options), load("cpu"), setup)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=7.5, options=options), (load("cpu"),), setup)
     assert scheme.options.weights["model.layers.0.mlp.down_proj.weight"] == own["model.layers.0.mlp.down_proj.weight"]
     assert all("o_proj" not in name for name in scheme.options.weights)
     assert scheme.form("mlp.down", weight="model.layers.1.mlp.down_proj.weight").bits == 8
@@ -88,33 +88,33 @@ def test_what_a_person_has_fixed_stays(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_budget_below_the_smallest_forms_is_refused_with_the_smallest(tmp_path: Path) -> None:
     model, setup = ready(tmp_path)
     with pytest.raises(TargetError, match=r"cannot be had; the smallest is --budget \d") as caught:
-        mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=3.0), load("cpu"), setup)
+        mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=3.0), (load("cpu"),), setup)
     smallest = float(str(caught.value).split("--budget ")[1])
-    mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=smallest), load("cpu"), setup)
+    mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=smallest), (load("cpu"),), setup)
 
 
 def test_zero_points_are_chosen_where_the_target_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, setup = ready(tmp_path)
     monkeypatch.setattr(mixed, "measure", made_up({}))
     cpu = load("cpu")
-    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), cpu, setup)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), (cpu,), setup)
     forms = {plan.name: plan.form for plan in plans(model, scheme, cpu) if plan.in_body}
     assert any(not form.symmetric for form in forms.values()) and all(form.symmetric for form in forms.values() if form.bits == 8)
     assert any("with zero points" in rule.reason for rule in scheme.options.weights.values())
     plain = cpu.model_copy(update={"weights": cpu.weights.model_copy(update={"symmetric_only": True})})
-    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), plain, setup)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), (cpu, plain), setup)
     assert all(plan.form.symmetric for plan in plans(model, scheme, plain))
 
 
 def test_a_scheme_without_a_budget_is_left_alone(tmp_path: Path) -> None:
     model, setup = ready(tmp_path)
     scheme = schemes.find("w4a8")
-    assert mixed.with_exceptions(model, scheme, load("cpu"), setup) is scheme
+    assert mixed.with_exceptions(model, scheme, (load("cpu"),), setup) is scheme
 
 
 def test_q_and_k_take_one_form(tmp_path: Path) -> None:
     model, setup = ready(tmp_path)
-    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), load("cpu"), setup)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), (load("cpu"),), setup)
     planned = {plan.name: plan.form for plan in plans(model, scheme, load("cpu")) if plan.in_body}
     for layer in range(2):
         assert len({planned[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qk"}) == 1
