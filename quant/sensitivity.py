@@ -50,6 +50,8 @@ solution that ships sees all of the text; for the order of the weights this is e
 
 _SAMPLES = 16
 """Words drawn at each place."""
+_ROWS = 128
+"""About so many rows of a weight say how its forms compare."""
 _BATCH = 2048
 """Tokens that go through a part at once."""
 _JOINED = ("attn.q", "attn.k")
@@ -191,9 +193,10 @@ class _Run:
             values = dequantize_affine(solved.q, solved.scales, solved.zero_points, plan.form.bits, plan.form.group)
             tensors[name] = lazy(name, ir.DataType.FLOAT, plan.shape, lambda values=values: values)  # type: ignore[misc]
             missed = float(np.square(vectors @ (weight - values).T).sum(dtype=np.float64))
-            noise, own = fit.solve(weight, plan.form, None, threads).error.noise, own + missed
+            some = weight[:: max(1, len(weight) // _ROWS)]
+            noise, own = fit.solve(some, plan.form, None, threads).error.noise, own + missed
             for form in self._forms:
-                share = fit.solve(weight, form, None, threads).error.noise / noise if noise else 0.0
+                share = fit.solve(some, form, None, threads).error.noise / noise if noise else 0.0
                 lost[form] += missed * share + rounding_loss(weight, vectors, form)
         return tensors, {form: total / own if own else 0.0 for form, total in lost.items()}
 
