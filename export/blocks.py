@@ -22,6 +22,9 @@ STATE, GROWTH, UPDATE, OUTPUT = "state", "growth", "update", "output"
 
 ROPE_COS, ROPE_SIN = "rope.cos", "rope.sin"
 
+FREQUENCIES = "appliance.frequencies"
+"""`meta` of a table's value: the radians a position [head_dim/2] that it is made of."""
+
 Activation = Literal["silu", "gelu_tanh"]
 """Of a gated block: SiLU, or the Gelu that is computed with tanh (Hendrycks and Gimpel 2016)."""
 
@@ -107,7 +110,9 @@ class Builder:
         for plain, wave in ((ROPE_COS, np.cos), (ROPE_SIN, np.sin)):
             name = f"{plain}.{kind}" if kind else plain
             tensor = lazy(name, shape, ir.DataType.FLOAT, _rope_table(wave, head_dim, theta, positions, scaling))
-            made.append(add_initializer(self.graph, name, tensor, Tag("rope").props()))
+            value = add_initializer(self.graph, name, tensor, Tag("rope").props())
+            value.meta[FREQUENCIES] = rope_frequencies(head_dim, theta, scaling)
+            made.append(value)
         return made[0], made[1]
 
     def attention(
