@@ -27,6 +27,8 @@ from export.stages.evaluation import write_evidence
 from export.stages.job import BuildRequest, Job, Progress
 from export.stages.keep import keep_quantized
 from export.stages.kv import check_targets, kv_scaled
+from export.stages.ranges import ranged
+from export.stages.reshaping import reshaped
 from export.stages.variants import write_variants
 from export.tokenizer import write_tokenizer
 from quant import record
@@ -87,9 +89,11 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
     tokenizer = write_tokenizer(opened.checkpoint, writer)
     hashes = {path.name: store.sha256(path) for path in opened.checkpoint.files()}
     job = Job(request, opened, writer, progress, hashes, tokenizer, request.scheme)
+    job = reshaped(job)
     job = keep_quantized(job)
     job = calibrated(job)
     job = kv_scaled(job)
+    job = ranged(job)
     variants, decisions = write_variants(job)
     first = request.targets[0]
     decision, scales = decisions[first.name], first.weights.scale_dtype

@@ -33,6 +33,7 @@ from quant import residual
 from quant.arrays import Floats
 from quant.graph import add_initializer, canonical, lazy, sizes, tensor_of
 from quant.hadamard import Rotation, rotation
+from quant.pairs import linear_after, linear_before
 from quant.residual import Reader, Residual
 
 _R1, _R2 = 1, 2
@@ -253,7 +254,7 @@ def _keep_tie(graph: ir.Graph, reader: Reader, turn: Rotation, edits: _Edits) ->
 def _turn_heads(graph: ir.Graph, edits: _Edits, done: Rotated) -> Rotated:
     name, layers = "", 0
     for index, node in enumerate(canonical(graph, ATTENTION)):
-        entering, leaving = _linear_before(node.inputs[2]), _linear_after(node.outputs[0])
+        entering, leaving = linear_before(node.inputs[2]), linear_after(node.outputs[0])
         if entering is None or leaving is None:
             continue
         size, heads, kv_heads = (node.attributes[key].as_int() for key in ("head_dim", "heads", "kv_heads"))
@@ -262,23 +263,3 @@ def _turn_heads(graph: ir.Graph, edits: _Edits, done: Rotated) -> Rotated:
         edits.add(leaving, Edit(columns=tuple(turns[head * kv_heads // heads] for head in range(heads))))
         name, layers = turns[0].name, layers + 1
     return replace(done, heads=name, layers=layers)
-
-
-def _linear_before(value: ir.Value | None) -> ir.Node | None:
-    """The linear that makes a value for this reader alone, of a weight of its own."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or len(value.uses()) > 1 or value.is_graph_output():
-        return None
-    return node if _own_linear(node) else None
-
-
-def _linear_after(value: ir.Value) -> ir.Node | None:
-    uses = list(value.uses())
-    if len(uses) != 1 or uses[0].idx != 0 or value.is_graph_output():
-        return None
-    return uses[0].node if _own_linear(uses[0].node) else None
-
-
-def _own_linear(node: ir.Node) -> bool:
-    weight = node.inputs[1] if node.domain == DOMAIN and node.op_type == LINEAR else None
-    return weight is not None and len(weight.uses()) == 1

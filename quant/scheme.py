@@ -91,6 +91,9 @@ class Scheme:
             tables: they have 8 bits, where all solvers agree.
         budget: bits a body weight, scales included, that a chooser may spend on exceptions; None = no exceptions are chosen.
         band: what a bundle may lose at most; beyond it, it is taken for broken.
+        reshape: whether the float model is rotated where its graph allows that, and equalized (`quant.reshape`), first.
+        wide: share of the products of all linears with static 8-bit activations that may have 16-bit ones instead, where 8 cost
+            most.
     """
 
     name: str
@@ -101,6 +104,8 @@ class Scheme:
     solver: str = "fit"
     budget: float | None = None
     band: Band = field(default_factory=Band)
+    reshape: bool = False
+    wide: float = 0.0
 
     def form(self, role: str, target: RoleRules | None = None, weight: str = "") -> Form:
         """The form of `role`, or of the one weight of that role called `weight`.

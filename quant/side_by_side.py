@@ -22,7 +22,7 @@ from appliance.bundle.record import LayerRecord
 from appliance.runtime.session import give_back_memory
 from quant.ablations import model_of
 from quant.evaluate import Likeness
-from quant.layers import Opener, Part, Running, cut
+from quant.layers import TAIL, Opener, Part, Running, cut
 from quant.windows import Ids
 
 FLOAT, QUANTIZED = "float", "quantized"
@@ -120,8 +120,8 @@ def _quantized_part(decided: Part, going: Walk, opener: Opener) -> dict[int, np.
         out = running.run(going.entering(FLOAT, at, decided))
         own[at] = out.hidden
         if going.visit is not None and at == going.probes[0]:
-            headless = not out.streams and decided.entering is not None
-            going.visit(decided, {"head_in": out.hidden} if headless else out.streams)
+            headless = {"head_in": out.hidden} if decided.name == TAIL else {}
+            going.visit(decided, {**out.streams, **headless})
     _run(running, going, QUANTIZED, going.probes, decided)
     return own
 

@@ -88,6 +88,34 @@ class KvRecord(StrictModel):
     layers: tuple[KvLayerRecord, ...]
 
 
+class ReshapedRecord(StrictModel):
+    """What was done to the float model first: exact changes that make it easier to quantize."""
+
+    seed: int = Field(description="Of all rotations.")
+    residual: str = Field(description='The rotation of the residual stream, e.g. "hadamard 12x12x4"; "" = not rotated.')
+    obstacle: str = Field(description='Why the residual stream was not rotated; "" = it was.')
+    heads: str = Field(description='The rotation of each value head; "" = none.')
+    layers: int = Field(description="Layers whose value heads were rotated.")
+    folded: int = Field(description="Norms whose gain went into the weights behind them.")
+    tied: bool = Field(description="Whether a square matrix before the head keeps it tied to the embedding.")
+    norms: int = Field(description="Norms that were equalized with the weights behind them.")
+    values: int = Field(description="Layers whose values were equalized with the output projection.")
+    gated: int = Field(description="Feed-forward blocks whose up and down projections were equalized.")
+
+
+class StreamRecord(StrictModel):
+    """The calibrated range of what enters the linears of one stream."""
+
+    stream: str
+    bits: int
+    reason: str = Field(description='Why it has another width than the scheme gives; "" = it has not.')
+    cost_8_bits: float = Field(
+        description="Mean square change of a token's hidden state that 8 bits here make, relative; 0 = not measured."
+    )
+    low: float = Field(description="Smallest value of the range in 8 bits.")
+    high: float
+
+
 class SizeRecord(StrictModel):
     """Counted in the graph files of one target: bytes of all initializers, those that several graphs share once."""
 
@@ -243,6 +271,8 @@ class Record(StrictModel):
     calibration: dict[str, Any] | None = Field(default=None, description="What the solver saw: seeds, token ids, or files.")
     kv: KvRecord | None = Field(default=None, description="None = keys and values stay float.")
     kept_quantized: KeptQuantizedRecord | None = Field(default=None, description="None = it was not asked for.")
+    reshaped: ReshapedRecord | None = Field(default=None, description="None = the float model was taken as it is.")
+    ranges: dict[str, tuple[StreamRecord, ...]] = Field(default={}, description="Of static activations, by target.")
     sizes: dict[str, SizeRecord] = Field(default={}, description="By target.")
     evaluation: EvaluationRecord | None = None
     verdict: VerdictRecord | None = None

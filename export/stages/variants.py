@@ -10,6 +10,7 @@ from appliance.targets.capabilities import Target
 from export import lower, save
 from export.stages.job import Job
 from quant import decide, emit, structure
+from quant.static import attach
 
 
 def write_variants(job: Job) -> tuple[dict[str, Variant], dict[str, decide.Decision]]:
@@ -33,6 +34,8 @@ def decided_model(job: Job, target: Target, progress: decide.Progress | None = N
         calibration=job.fingerprint(target),
         scales=job.kv,
     )
+    if job.ranges is not None:
+        attach(model, job.ranges[target.name])
     return model, decision
 
 
@@ -59,7 +62,7 @@ def _write(job: Job, target: Target) -> tuple[Variant, decide.Decision]:
         graphs={kind: f"{target.name}/{kind}.onnx" for kind in lowered.graphs},
         chunk=min(target.chunk, lowered.context),
         context=lowered.context,
-        activation=target.flags.activations[0],
+        activation=job.scheme.default.activation,
         state=lowered.state,
     )
     return variant, decisions[0]

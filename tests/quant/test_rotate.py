@@ -152,6 +152,15 @@ def test_a_stream_that_is_given_out_is_not_turned() -> None:
     assert "gives out" in residual.find(model.graph).obstacle
 
 
+def test_a_writer_that_something_else_reads_too_blocks_the_stream() -> None:
+    model = tiny("llama", "untied", 1).build()
+    node = next(node for node in model.graph if str(node.name).endswith("layers.0/mlp/down_proj/Linear"))
+    twice = ir.node("Sigmoid", [node.outputs[0]], name="/other")
+    model.graph.append(twice)
+    model.graph.outputs.append(twice.outputs[0])
+    assert "to something else" in residual.find(model.graph).obstacle
+
+
 def test_weights_are_read_one_at_a_time_and_only_when_asked_for() -> None:
     opened = tiny("llama", "untied", 1)
     reads: list[str] = []
@@ -178,6 +187,13 @@ def test_the_same_seed_gives_the_same_weights() -> None:
         return {key: value.const_value.tobytes() for key, value in model.graph.initializers.items()}  # type: ignore[union-attr]
 
     assert weights(seed) == weights(seed) != weights(seed + 1)
+    v = "model.layers.0.self_attn.v_proj.weight"
+    heads = []
+    for one in (seed, seed + 1):
+        model = tiny("llama", "tied", 1).build()
+        rotate.rotate(model, one, stream=False)
+        heads.append(model.graph.initializers[v].const_value.tobytes())  # type: ignore[union-attr]
+    assert heads[0] != heads[1]
 
 
 def test_norms_count_what_was_folded() -> None:

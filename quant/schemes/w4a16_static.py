@@ -1,0 +1,17 @@
+"""w4a16-static: int4 linears with one scale a row, activations in uint16 with calibrated ranges, Q/DQ around every product.
+
+Knows: this scheme's numbers. Does not know: how they are found or written.
+"""
+
+from quant.scheme import Form, Scheme
+
+_TABLE = Form(bits=8, group=0, activation="static-u16")
+
+SCHEME = Scheme(
+    name="w4a16-static",
+    summary="4-bit weights with one scale a row; 16-bit activations with calibrated ranges",
+    default=Form(bits=4, group=0, activation="static-u16"),
+    roles={"embed": _TABLE, "head": _TABLE},
+    solver="gptq",
+    reshape=True,
+)

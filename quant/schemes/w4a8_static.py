@@ -1,0 +1,20 @@
+"""w4a8-static: int4 linears with one scale a row, activations in uint8 with calibrated ranges, Q/DQ around every product.
+
+Knows: this scheme's numbers. Does not know: how they are found or written.
+The head has 16-bit activations: its output would have 256 steps for all logits. So have the streams whose 8 bits cost most,
+up to a share of the products; a matrix unit runs those at half the speed.
+"""
+
+from quant.scheme import Form, Scheme
+
+_TABLE = Form(bits=8, group=0, activation="static-u16")
+
+SCHEME = Scheme(
+    name="w4a8-static",
+    summary="4-bit weights with one scale a row; 8-bit activations with calibrated ranges, 16 bits where 8 cost most",
+    default=Form(bits=4, group=0, activation="static-u8"),
+    roles={"embed": _TABLE, "head": _TABLE},
+    solver="gptq",
+    reshape=True,
+    wide=0.25,
+)
