@@ -33,7 +33,7 @@ from appliance.errors import DeviceError
 from appliance.runtime.session import give_back_memory
 from appliance.runtime.tokenizer import Tokenizer, load_tokenizer
 from appliance.targets.capabilities import Target
-from quant import greedy
+from quant import greedy, structure
 from quant.ablations import ACTIVATIONS, KV, SAID, WEIGHTS, kv_scales
 from quant.emulate import ROWS, Emulated, emulate_part
 from quant.evaluate import Floats, Likeness, Quality, Tally, compare, rows_at_once
@@ -46,6 +46,9 @@ from quant.windows import LENGTH, Window, cut
 
 Progress = Callable[[int, int], None]
 """(steps done, steps in all)."""
+
+CHECKED_ROWS = 8
+"""Last rows of the first window that a reshaped float model's logits are compared on."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,8 @@ class _Measuring:
         subject = self.subject
         plain = subject.models.plain if subject.reference is None else subject.reference
         head = self._head("plain" if subject.reference is None else "reference", plain)
+        if subject.reference is not None:
+            self._check_reshaped(reference, going, head)
         decided = node_of(subject.models.decided[-1])
         tallies = {text.name: Tally() for text in subject.texts}
         give_back_memory()
@@ -258,6 +263,12 @@ class _Measuring:
         if subject.reference is not None:
             self.heads.pop("reference").close()
         return texts, told
+
+    def _check_reshaped(self, reference: Walk, going: Walk, head: Head) -> None:
+        """The float model that was quantized must be the checkpoint's own: no rotation or equalization may move a logit."""
+        rows = [np.asarray(one.last(FLOAT, 0)[0, -CHECKED_ROWS:], np.float32) for one in (reference, going)]
+        own = self._head("plain", self.subject.models.plain)
+        structure.check_equal(head.logits(rows[0]), own.logits(rows[1]), "the rotation and equalization of the float model")
 
     def _alone(self, going: Walk) -> tuple[list[AblationRecord], LayerRecord]:
         """What each thing costs by itself, and what the head does."""

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
-from appliance import targets
+from appliance import cli, targets
 from appliance.bundle import store
 from appliance.bundle.manifest import Variant
 from appliance.errors import BundleError
@@ -17,7 +18,8 @@ from export.stages.job import BuildRequest, Job
 from export.stages.keep import keep_quantized
 from export.stages.variants import write_variants
 from export.tokenizer import write_tokenizer
-from quant import decide, schemes, structure
+from quant import decide, reshape, schemes, structure
+from quant.graph import lazy
 from quant.scheme import Options
 from tests.checkpoints import Llama, write_gguf, write_safetensors
 
@@ -107,3 +109,29 @@ def test_a_rerun_gives_the_same_bytes(scheme: str, symmetric: bool, tmp_path: Pa
         monkeypatch.setattr(decide, "solve", lambda *parts, threads=threads: solve(*parts[:-1], threads))
         written(source, tmp_path / str(threads), "cpu", "cpu-static", scheme=scheme, options=Options(symmetric=symmetric))
     assert len(files) == 4 and files[:2] == files[2:]
+
+
+def test_a_reshaping_that_moves_logits_stops_the_build(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rotated float model is held against the checkpoint's own before anybody believes what quantizing it cost.
+
+    That an honest one passes is shown by every build of such a scheme.
+    """
+    apply = reshape.Reshaping.apply
+
+    def careless(self: reshape.Reshaping, model: ir.Model) -> reshape.Reshaped:
+        told = apply(self, model)
+        value = model.graph.initializers["model.layers.0.mlp.up_proj.weight"]
+        tensor = value.const_value
+        assert tensor is not None
+        shape = tuple(tensor.shape.numpy())
+        value.const_value = lazy(str(value.name), tensor.dtype, shape, lambda: tensor.numpy() * np.float32(1.01))
+        return told
+
+    monkeypatch.setattr(reshape.Reshaping, "apply", careless)
+    folder = write_safetensors(home / "source", Llama(), tokenizer=True)
+    words = ["build", str(folder), "--name", "m", "--scheme", "w4a8-channel", "--target", "cpu-static", "--windows", "1"]
+    assert cli.main([*words, "--calibration-tokens", "1024", "--accept-loss"]) == 2
+    assert "the rotation and equalization of the float model changes logits by 0.0" in capsys.readouterr().err
+    assert not (home / "models" / "m").exists()
