@@ -124,9 +124,10 @@ def _path(work: Path, key: str, part: str = "") -> Path:
 
 def _save(path: Path, array: np.ndarray) -> None:
     """As numpy.save does, but for its own way of writing: that hides why a disk took no more."""
+    array = np.ascontiguousarray(array)  # before the header is made, which says in what order the numbers follow
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(np.ascontiguousarray(array).data)
+        file.write(array.data)
 
 
 def write_text(path: Path, text: str) -> None:
