@@ -123,16 +123,13 @@ class _Reading:
             self._down(one)
         for one in self._left():
             self._not_known(one, "nothing shows what it is for")
-        found = sorted(self.roles.values(), key=lambda one: self._place[id(one.matrix.node)])
+        place = {id(node): number for number, node in enumerate(self.graph)}
+        found = sorted(self.roles.values(), key=lambda one: place[id(one.matrix.node)])
         used = {id(one.matrix.weight) for one in found}
         width = None if self.embedding is None else self.embedding.shape[1]
         others = roles_of_others(self.graph, used, width, lambda value: bool(self._of(value)))
         left = [Unknown(*one) for one in unread(self.graph, set(self.products))]
         return Inference(tuple(found), others, tuple(self.unknown + left))
-
-    @property
-    def _place(self) -> dict[int, int]:
-        return {id(node): number for number, node in enumerate(self.graph)}
 
     def _left(self) -> list[Matrix]:
         named = {one.name for one in self.unknown}
@@ -151,22 +148,20 @@ class _Reading:
 
     def _ends(self) -> tuple[Matrix, Matrix | None]:
         """The head, and the table whose rows are the hidden states of tokens (None where those are given)."""
-        heads = [one for output in self.graph.outputs if (one := self._before(output)) is not None]
-        pairs: list[tuple[Matrix, Matrix | None]] = [
-            (head, table) for head in heads for table in self.tables if table.shape == head.shape
+        heads = {str(output.name): one for output in self.graph.outputs if (one := self._before(output)) is not None}
+        pairs: list[tuple[str, Matrix, Matrix | None]] = [
+            (output, head, table) for output, head in heads.items() for table in self.tables if table.shape == head.shape
         ]
-        if not pairs and not self.tables:
-            pairs = [(head, None) for head in heads]
-        named = [pair for pair in pairs if pair[0].node.outputs[0].name == "logits" or len(pairs) == 1]
-        if len({id(head.node) for head, _ in pairs}) == 1:
-            named = pairs
+        if not self.tables:
+            pairs = [(output, head, None) for output, head in heads.items()]
+        named = pairs if len({id(head.node) for _, head, _ in pairs}) == 1 else [one for one in pairs if one[0] == "logits"]
         if not named:
             seen = ", ".join(str(output.name) for output in self.graph.outputs[:4])
             raise BadInput(
                 f"no output ({seen} ...) comes from a product with a head of one row a token of the embedding",
                 "quantize a decoder whose logits are an output",
             )
-        head, table = named[0]
+        _, head, table = named[0]
         self.roles[id(head.node)] = Inferred(head, ("head",), None, "head_in", f"the output comes from it, {head.shape[0]} rows")
         if table is not None:
             because = "rows of tokens" if table.weight is not head.weight else "rows of tokens, and the head itself: tied"

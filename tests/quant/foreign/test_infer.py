@@ -323,3 +323,27 @@ def test_parts_that_alternate_head_by_head_have_no_rows(tmp_path: Path) -> None:
     split.replace_input_with(1, value)
     alternating = next(one for one in infer(model).matrices if one.layer == 0 and len(one.roles) == 3)
     assert alternating.roles == packed.roles and alternating.rows is None
+
+
+def test_a_capped_head_is_found_among_other_outputs_by_the_name_of_its_own(tmp_path: Path) -> None:
+    """Two outputs have a row a token; the one called logits is capped behind its product."""
+
+    def change(model: ir.Model) -> None:
+        (logits,) = model.graph.outputs
+        head = logits.producer()
+        assert head is not None
+        logits.name = "raw"
+        cap = add_weight(model, "cap", (1,))
+        capped = ir.node(
+            "Mul", [logits, cap], name="capped", outputs=[ir.Value(name="logits", type=logits.type, shape=logits.shape)]
+        )
+        other = ir.node(
+            "MatMul", [head.inputs[0], add_weight(model, "other", (32, 80))], name="other", outputs=[ir.Value(name="x")]
+        )
+        other.outputs[0].type = logits.type
+        model.graph.extend([other, capped])
+        model.graph.outputs[:] = [other.outputs[0], capped.outputs[0]]
+
+    found = inferred("torch-llama-eager", tmp_path, change)
+    assert [one.name for one in found.unknown] == ["other"]
+    assert found.matrices[-1].roles == ("head",) and found.matrices[-1].matrix.name != "other"
