@@ -31,22 +31,33 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tiny"
 
 
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of an undisturbed build."""
+    home = tmp_path_factory.mktemp("whole")
+    (home / "appliance.toml").write_text(f'[paths]\nmodels = "{home / "models"}"\ncache = "{home / "cache"}"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("APPLIANCE_CONFIG", str(home / "appliance.toml"))
+        assert build(source, "whole") == 0
+    assert not list((home / "models").glob(".*")), "the work folder is gone"
+    return home / "models" / "whole"
+
+
 def build(source: Path, name: str, *more: str, scheme: str = "w4a8-gptq") -> int:
     return cli.main(["build", str(source), "--name", name, "--scheme", scheme, "--accept-loss", "--windows", "1", *TOKENS, *more])
 
 
-def record(home: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((home / "models" / name / "record.json").read_text())
+def record(bundle: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bundle / "record.json").read_text())
     return found
 
 
-def weights(home: Path, name: str) -> bytes:
-    return (home / "models" / name / "cpu" / "weights.bin").read_bytes()
+def weights(bundle: Path) -> bytes:
+    return (bundle / "cpu" / "weights.bin").read_bytes()
 
 
-def test_the_record_holds_the_text_and_what_each_matrix_lost(source: Path, home: Path) -> None:
-    assert build(source, "one") == 0
-    told = record(home, "one")
+def test_the_record_holds_the_text_and_what_each_matrix_lost(whole: Path) -> None:
+    told = record(whole)
     text = told["calibration"]
     ids = np.frombuffer(base64.b64decode(text["ids"]), "<u4").reshape(text["windows"], text["window"])
     assert (text["kind"], text["tokens"], text["seed"]) == ("self-written", ids.size, 1) and ids.max() < 512
@@ -54,23 +65,26 @@ def test_the_record_holds_the_text_and_what_each_matrix_lost(source: Path, home:
     body = [one for one in told["matrices"] if one["roles"][0] not in ("embed", "head")]
     assert len(body) == 7 * MODEL.layers and all(one["solver"] == "gptq" and 0 < one["proxy"] < 0.2 for one in body)
     assert {one["solver"] for one in told["matrices"] if one not in body} == {"fit"}
-    assert not list((home / "models").glob(".*")), "the work folder is gone"
 
 
-def test_a_rerun_and_the_records_own_text_give_identical_bytes(source: Path, home: Path) -> None:
-    for name, more in (("one", []), ("two", []), ("three", ["--calibration", str(home / "models" / "one" / "record.json")])):
-        assert build(source, name, *more) == 0
-    assert weights(home, "one") == weights(home, "two") == weights(home, "three")
-    first, third = record(home, "one")["calibration"], record(home, "three")["calibration"]
-    assert first["sha256"] == third["sha256"] and third["kind"] == "record"
-    assert record(home, "one")["calibration"] == record(home, "two")["calibration"]
+def test_a_rerun_and_the_records_own_text_give_identical_bytes(whole: Path, source: Path, home: Path) -> None:
+    assert build(source, "again") == 0
+    again = home / "models" / "again"
+    assert weights(again) == weights(whole) and record(again)["calibration"] == record(whole)["calibration"]
+    assert build(source, "given", "--calibration", str(whole / "record.json")) == 0
+    given = home / "models" / "given"
+    assert weights(given) == weights(whole)
+    assert record(given)["calibration"]["sha256"] == record(whole)["calibration"]["sha256"]
+    assert record(given)["calibration"]["kind"] == "record"
     assert build(source, "plain", scheme="w4a8-rtn") == 0
-    assert weights(home, "plain") != weights(home, "one")
+    assert weights(home / "models" / "plain") != weights(whole)
 
 
 @pytest.mark.parametrize("stage", ["write text", "calibrate"])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_build_goes_on_and_gives_identical_bytes(stage: str, how: signal.Signals, source: Path, home: Path) -> None:
+def test_a_stopped_build_goes_on_and_gives_identical_bytes(
+    stage: str, how: signal.Signals, whole: Path, source: Path, home: Path
+) -> None:
     call = [
         sys.executable, "-m", "appliance", "build", str(source), "--name", "stopped", "--scheme", "w4a8-gptq", "--accept-loss",
         "--windows", "1", *TOKENS,
@@ -91,9 +105,9 @@ def test_a_stopped_build_goes_on_and_gives_identical_bytes(stage: str, how: sign
     assert work.is_dir() and not (home / "models" / "stopped").exists()
     done = {path.name: path.stat().st_mtime_ns for path in work.glob("*.npy")}
     assert subprocess.run(call, capture_output=True).returncode == 0
-    assert build(source, "whole") == 0
-    assert weights(home, "stopped") == weights(home, "whole") and (stage != "calibrate" or done)
-    assert record(home, "stopped")["calibration"] == record(home, "whole")["calibration"]
+    stopped = home / "models" / "stopped"
+    assert weights(stopped) == weights(whole) and (stage != "calibrate" or done)
+    assert record(stopped)["calibration"] == record(whole)["calibration"]
 
 
 def test_a_persons_own_text_is_taken(source: Path, home: Path, tmp_path: Path) -> None:
@@ -105,7 +119,7 @@ def test_a_persons_own_text_is_taken(source: Path, home: Path, tmp_path: Path) -
     )
     (folder / "c.bin").write_bytes(bytes(range(256)))
     assert build(source, "own", "--calibration", str(folder)) == 0
-    told = record(home, "own")
+    told = record(home / "models" / "own")
     assert told["calibration"]["kind"] == "text" and [one["name"] for one in told["calibration"]["files"]] == ["a.txt", "b.md"]
     assert "--calibration texts" in told["command"] and "--calibration-tokens 1024" in told["command"]
 
@@ -152,7 +166,7 @@ def test_what_a_scheme_cannot_use_is_said(source: Path, home: Path, tmp_path: Pa
 
 def test_zero_points_come_with_asymmetric(source: Path, home: Path) -> None:
     assert build(source, "uneven", "--asymmetric", scheme="w4a8") == 0
-    told = record(home, "uneven")
+    told = record(home / "models" / "uneven")
     assert all(one["symmetric"] == (one["roles"][0] in ("embed", "head")) for one in told["matrices"])
     assert "--asymmetric" in told["command"] and told["options"]["symmetric"] is False
     assert not open_bundle(home / "models" / "uneven").manifest.scheme.roles["attn.q"].symmetric
