@@ -18,6 +18,8 @@ from export.checkpoint import open_checkpoint
 from export.stages.evaluation import PASSAGES, PIECE, opener_of, parity_of
 from quant import restored
 from quant.embedders import verify_embedder
+from quant.layers import Part, cut
+from quant.reshape import Reshaping
 from quant.side_by_side import Models
 from quant.texts import Text
 from quant.verify import Effort, Subject, verify
@@ -73,14 +75,7 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> EvaluationRecord
                 bundle, request.target, opened.build(), opener, request.texts, command=request.command, tokenizer=parity,
                 passages=PASSAGES * (request.windows or 64) // 2 or 1, targets=request.targets,
             )  # fmt: skip
-        plain = opened.build()
-        effort = Effort(windows=request.windows)
-        if restored.can_restore(request.record):
-            graphs = bundle.variant(request.target.name).graphs
-            path = bundle.file(graphs.get("model") or graphs["prefill"])
-            models = Models.of(plain, restored.restore(opened.build(), path, request.record))
-        else:
-            models, effort = Models.of(plain, plain), replace(effort, probes=0)
+        models, reference, probes = _models(request, opened)
         subject = Subject(
             bundle=bundle,
             target=request.target,
@@ -89,10 +84,27 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> EvaluationRecord
             texts=request.texts,
             work=work,
             command=request.command,
+            reference=reference,
             tokenizer=parity,
             targets=request.targets,
         )
-        return verify(subject, effort, progress)
+        return verify(subject, Effort(windows=request.windows, probes=probes), progress)
+
+
+def _models(request: EvaluationRequest, opened: arch.Opened) -> tuple[Models, tuple[Part, ...] | None, int]:
+    """The float model and the bundle's in parts; the checkpoint's own where the bundle was made from a reshaped one; and on how
+    many windows layers can be measured: none where the file does not say all about them."""
+    plain, decided = opened.build(), opened.build()
+    reference = None
+    if request.record.reshaped is not None:
+        reference, reshaping = cut(opened.build()), Reshaping()
+        for model in (plain, decided):
+            reshaping.apply(model)
+    if not restored.can_restore(request.record):
+        return Models.of(plain, plain), reference, 0
+    graphs = request.bundle.variant(request.target.name).graphs
+    path = request.bundle.file(graphs.get("model") or graphs["prefill"])
+    return Models.of(plain, restored.restore(decided, path, request.record)), reference, Effort().probes
 
 
 def check_source(bundle: Bundle, files: Sequence[Path]) -> None:

@@ -8,7 +8,7 @@ import math
 from appliance.bundle.record import EvaluationRecord, Record, TextRecord
 
 _GRADES = ((0.003, "practically nothing"), (0.02, "very little"), (0.1, "a little"), (0.3, "noticeably"), (1.0, "much"))
-"""Up to which rise of ln PPL which word holds; beyond them it is broken."""
+"""Up to which rise of ln PPL, or which KL where that is more, which word holds; beyond them it is broken."""
 
 
 def lost(record: Record) -> str:
@@ -26,8 +26,9 @@ def lost(record: Record) -> str:
     size = f"{record.bits_per_weight:.2f} bits a weight" if record.bits_per_weight else "its size"
     change = math.expm1(text.delta)
     turn = f"{abs(change):.1%} {'more' if change >= 0 else 'less'} perplexed by human text"
+    word = grade(max(text.delta, text.kl_mean))
     return (
-        f"It lost {grade(text.delta)}: with {size} it is {turn} than the float model, and picks the same next word "
+        f"It lost {word}: with {size} it is {turn} than the float model, and picks the same next word "
         f"{text.same_top:.0%} of the time."
     )
 

@@ -252,6 +252,24 @@ def test_evaluate_measures_the_same_again_and_touches_nothing(
     assert not any((home / "cache").iterdir()), "scratch files are gone"
 
 
+def test_a_rotated_and_calibrated_bundle_is_measured_again_too(
+    source: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its layers stand beside those of the rotated float model, its logits beside the checkpoint's own."""
+    text = tmp_path / "calibration.txt"
+    text.write_text("Pack my box with five dozen liquor jugs, and mind the quick onyx goblin. " * 40, encoding="utf-8")
+    request = request_for(source, tmp_path, schemes.find("w4a8-channel"), windows=1)
+    bundle = build(replace(request, targets=(load("cpu-static"),), calibration=text, calibration_tokens=1000), quiet)
+    found = evaluation(bundle)
+    for one in found.layers[1:4]:
+        assert one.local_snr_db is not None and one.local_snr_db > 8, "it is the rotated layer that it is compared with"
+    assert found.texts[0].kl_mean is not None and found.texts[0].kl_mean < 0.2
+    assert cli.main(["evaluate", str(bundle.path), "--source", str(source), "--windows", "1", "--json"]) == 0
+    again = EvaluationRecord.model_validate(json.loads(capsys.readouterr().out))
+    same = {"texts", "ablations", "layers", "greedy"}
+    assert again.model_dump(include=same) == found.model_dump(include=same)
+
+
 def test_evaluate_on_a_text_of_ones_own_and_finds_the_checkpoint_by_its_hash(
     built: Bundle, source: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

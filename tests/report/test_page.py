@@ -148,6 +148,12 @@ def test_the_layer_in_a_name(name: str, layer: int | None) -> None:
     assert plots.layer_of(name) == layer
 
 
+def test_probabilities_that_moved_are_a_loss_even_where_the_text_is_not_more_surprising() -> None:
+    moved = text(delta=-0.08).model_copy(update={"kl_mean": 0.92})
+    said = words.lost(record(evaluation=evaluation(texts=(moved,))))
+    assert said.startswith("It lost much: ") and "7.7% less perplexed" in said
+
+
 def test_words_for_numbers() -> None:
     assert [words.number(value) for value in (0.19, 1.7, 12.34, 0.00031234, 123456.0, 0, None, 2e-9)] == [
         "0.190", "1.70", "12.3", "0.000312", "123456", "0", "-", "0.000000"]  # fmt: skip
