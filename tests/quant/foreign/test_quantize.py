@@ -14,12 +14,15 @@ from appliance import cli
 from appliance.bundle.vocabulary import DOMAIN, PARTS, ROLE, STREAM
 from appliance.errors import BadInput, TargetError
 from appliance.targets import load
-from quant import schemes
+from export import arch
+from export.lower import lower
+from quant import decide, emit, schemes
 from quant.foreign import quantize as steps
 from quant.foreign.quantize import Quantized, Request, quantize
 from quant.scheme import Scheme
+from tests.golden import recipe
 from tests.quant.foreign.graphs import FOREIGN, VOCAB, logits, write_foreign
-from tests.quant.foreign.test_infer import side_branch
+from tests.quant.foreign.test_infer import bare, side_branch
 from tests.static_pair import fresh_seed
 
 
@@ -242,3 +245,31 @@ def test_the_command_refuses_by_name_and_can_only_look(tmp_path: Path, capsys: p
     code, out, _ = run(capsys, str(source), "--dry-run", "--leave-float", "--json")
     assert code == 0 and json.loads(out)["not_understood"][0]["weight"] == "value_head"
     assert {path.name for path in tmp_path.iterdir()} >= {"model.onnx"} and not list(tmp_path.glob("*.record.json"))
+
+
+@pytest.mark.parametrize(("kind", "variant"), [("llama", "all"), ("gemma3_text", "period")])
+def test_our_own_float_graph_gets_the_integers_that_a_build_gives_it(kind: str, variant: str, tmp_path: Path) -> None:
+    """Tags and names taken off, told again, quantized: packed integers and scales are those of a build, bit for bit."""
+    seed = fresh_seed()
+    config = arch.find(kind).TINY[variant]
+    opened = arch.open_model(recipe.Memory(config, recipe.tensors(config, seed % 1000)))
+    target, scheme = load("cpu"), schemes.find("w4a8")
+
+    def decided() -> ir.Model:
+        model = opened.build()
+        decide.decide(model, scheme, target, tmp_path / "work")
+        return model
+
+    built = lower(decided, target, 64, 16).graphs["model"]
+    emit.emit(built, target)
+    float_graph = lower(opened.build, target, 64, 16).graphs["model"]
+    bare(float_graph, seed)
+    ir.save(float_graph, tmp_path / "model.onnx")
+    request, _ = made(tmp_path / "model.onnx", scheme)
+    assert weights_of(ir.load(request.output)) == weights_of(built), seed
+
+
+def weights_of(model: ir.Model) -> list[bytes]:
+    kinds = (ir.DataType.UINT8, ir.DataType.FLOAT16)
+    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    return sorted(tensor.numpy().tobytes() for tensor in tensors if tensor.dtype in kinds)
