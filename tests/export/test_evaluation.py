@@ -264,6 +264,9 @@ def test_a_rotated_and_calibrated_bundle_is_measured_again_too(
     for one in found.layers[1:4]:
         assert one.local_snr_db is not None and one.local_snr_db > 8, "it is the rotated layer that it is compared with"
     assert found.texts[0].kl_mean is not None and found.texts[0].kl_mean < 0.2
+    record = read_record(bundle)
+    assert record is not None
+    assert record.sizes["cpu-static"].bytes < bundle.file("cpu-static/weights.bin").stat().st_size + 20_000, "shared once"
     assert cli.main(["evaluate", str(bundle.path), "--source", str(source), "--windows", "1", "--json"]) == 0
     again = EvaluationRecord.model_validate(json.loads(capsys.readouterr().out))
     same = {"texts", "ablations", "layers", "greedy"}
