@@ -33,7 +33,6 @@ from appliance.bundle.store import open_bundle
 from appliance.config import load_config
 from appliance.runtime.tokenizer import load_tokenizer
 from bench import quality_bytes, quality_points, quality_table
-from bench.quality_bytes import Holding
 from bench.quality_environments import genai_python, llama_python
 from bench.quality_plot import plot
 from bench.quality_points import FLOATS, OURS, Point, Tools
@@ -97,16 +96,6 @@ class Store:
             np.savez(file, **{field.name: getattr(rows, field.name) for field in dataclasses.fields(Rows)})
         part.rename(path)
 
-    def holding(self, key: str, point: Point) -> Holding:
-        """What the point's files hold; kept too, for the header of a GGUF with 262144 words takes ten seconds to read."""
-        path = self._folder / key / "holding.json"
-        if path.exists():
-            return Holding(**json.loads(path.read_text()))
-        found = (quality_bytes.of_gguf if point.side == "llama.cpp" else quality_bytes.of_onnx)(point.file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(found)))
-        return found
-
     def _path(self, key: str, window: windows.Window) -> Path:
         return self._folder / key / f"{digest(window.ids.tobytes())}.npz"
 
@@ -144,10 +133,6 @@ class Measurement:
         if point not in self._keys:
             self._keys[point] = digest(point.side, digest_of(point.contents()), self._identity)
         return self._keys[point]
-
-    def holding(self, point: Point) -> Holding:
-        """What its files hold."""
-        return self._store.holding(self.key(point), point)
 
     def tally(self, point: Point) -> Tally:
         """What was measured of a point on all windows."""
@@ -191,11 +176,12 @@ def compared(reference: np.ndarray, logits: np.ndarray, ids: np.ndarray) -> Rows
     return Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
 
 
-def measured(point: Point, holding: Holding, tally: Tally, sizes: tuple[int, int]) -> Measured:
+def measured(point: Point, tally: Tally, sizes: tuple[int, int]) -> Measured:
     """A point's numbers; `sizes` are the weights of the body and of the model."""
     quality = tally.quality()
     if quality.broken or quality.kl_mean is None or quality.delta is None:
         raise SystemExit(f"{point.name}: {quality.broken} of {quality.tokens} positions hold NaN or infinity")
+    holding = (quality_bytes.of_gguf if point.side == "llama.cpp" else quality_bytes.of_onnx)(point.file)
     body, model = sizes
     return Measured(
         name=point.name,
@@ -243,7 +229,7 @@ def compare_model(name: str, asked: argparse.Namespace, tools: Tools) -> dict[st
     whole = Measurement(source, folder, tools, cuts, asked.together)
     whole.run(rest)
     sizes = quality_bytes.parameters(source)
-    rows = [measured(point, whole.holding(point), whole.tally(point), sizes) for point in rest]
+    rows = [measured(point, whole.tally(point), sizes) for point in rest]
     held = quality_table.held_against(rows, OURS)
     print(f"\n{name}, {len(cuts)} windows, channels {'shuffled' if asked.seed else 'as they were'}")
     print(quality_table.table(rows, held), flush=True)

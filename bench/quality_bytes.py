@@ -8,9 +8,12 @@ Knows: names that exporters of ONNX and GGUF give tensors, how both say types. D
     made    tables that are computed from the config (ropes): no weights, and llama.cpp has none in its files
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+from export.checkpoint.gguf_header import read_header
 
 MADE = ("cos_cache", "sin_cache", "rope", "inv_freq")
 TABLES = ("embed_tokens", "lm_head", "token_embd", "output.weight")
@@ -57,9 +60,13 @@ def of_gguf(path: Path) -> Holding:
     """Of a GGUF file."""
     import gguf
 
-    tensors = gguf.GGUFReader(path).tensors
-    forms = Counter(one.tensor_type.name for one in tensors if len(one.shape) == 2 and kind_of(one.name) == "body")
-    return added([(one.name, int(one.n_bytes)) for one in tensors], forms)
+    tensors, forms = [], Counter[str]()
+    for one in read_header(path).tensors:
+        kind = gguf.GGMLQuantizationType(one.kind)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        tensors.append((one.name, math.prod(one.shape) // block * size))
+        forms[kind.name] += len(one.shape) == 2 and kind_of(one.name) == "body"
+    return added(tensors, +forms)
 
 
 def of_onnx(path: Path) -> Holding:
@@ -80,8 +87,5 @@ def of_onnx(path: Path) -> Holding:
 
 def parameters(float_gguf: Path) -> tuple[int, int]:
     """Weights of the body's matrices and of the whole model."""
-    import gguf
-
-    tensors = gguf.GGUFReader(float_gguf).tensors
-    body = sum(int(one.n_elements) for one in tensors if kind_of(one.name) == "body")
-    return body, sum(int(one.n_elements) for one in tensors if kind_of(one.name) != "made")
+    sizes = [(kind_of(one.name), math.prod(one.shape)) for one in read_header(float_gguf).tensors]
+    return sum(size for kind, size in sizes if kind == "body"), sum(size for kind, size in sizes if kind != "made")
