@@ -176,7 +176,7 @@ def test_an_exception_for_one_weight_goes_to_the_record_with_its_reason(tmp_path
     told = record(decide(model, find("w4a8", options), target("cpu"), tmp_path))
     found = {one["name"]: (one["bits"], one["reason"], one["solver"]) for one in told["matrices"]}
     assert found["up.weight"] == (8, "the worst one", "fit") and found["gate.weight"] == (4, "", "fit")
-    assert told["options"]["weights"] == {"up.weight": {"reason": "the worst one", "bits": 8, "group": None}}
+    assert told["options"]["weights"] == {"up.weight": {"reason": "the worst one", "bits": 8, "group": None, "symmetric": None}}
 
 
 def test_an_exception_for_no_weight_is_an_error() -> None:
