@@ -267,7 +267,7 @@ class _Lines:
         """[n,K], columns in their own places."""
         back = np.empty(self.u.shape, np.int16)
         back[self._order] = self.u
-        return back.T
+        return np.ascontiguousarray(back.T)
 
     def _lines(self, rows: np.ndarray) -> Floats:
         return np.ascontiguousarray(rows.T[self._order], np.float32)

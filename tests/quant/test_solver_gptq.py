@@ -107,6 +107,7 @@ def test_running_twice_gives_the_same_bits_whatever_the_threads() -> None:
     weight, seen = weights(rng, 100, 96), moments(inputs(rng, 900, 96))
     one, other = (gptq.solve(weight, FORMS[0], seen, threads) for threads in (1, 3))
     assert np.array_equal(one.q, other.q) and np.array_equal(one.scales, other.scales) and one.proxy == other.proxy
+    assert one.q.flags.c_contiguous and one.scales.flags.c_contiguous, "as files hold them"
 
 
 def test_it_is_found_by_its_name() -> None:
