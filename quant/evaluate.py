@@ -205,8 +205,13 @@ class Likeness:
 
     def add(self, reference: np.ndarray, other: np.ndarray) -> None:
         """Rows [...,D] of both; a row of zeros is like another of zeros and like nothing else."""
-        one = np.asarray(reference, np.float64).reshape(-1, reference.shape[-1])
-        two = np.asarray(other, np.float64).reshape(one.shape)
+        first, second = (array.reshape(-1, reference.shape[-1]) for array in (reference, other))
+        step = max(1, ELEMENTS // (4 * first.shape[1]))
+        for start in range(0, len(first), step):
+            rows = slice(start, start + step)
+            self._add(np.asarray(first[rows], np.float64), np.asarray(second[rows], np.float64))
+
+    def _add(self, one: Doubles, two: Doubles) -> None:
         signal = (one**2).sum(1)
         noise = ((one - two) ** 2).sum(1)
         self.noise += float(np.divide(noise, signal, out=np.where(noise == 0, 0.0, 1.0), where=signal > 0).sum())

@@ -18,9 +18,10 @@ from quant.graph import tensor_of
 from quant.layers import Part
 from quant.running import ELEMENTS
 
-IN_MEMORY = 1 << 28
-"""Bytes of a matrix that is kept as it is; a larger one is read in pieces from a file of its own for every few rows of logits."""
-_PIECE = 1 << 26
+IN_MEMORY = 1 << 26
+"""Bytes of a matrix that is kept as it is; a larger one is read in pieces from a file of its own for every few rows of logits,
+which costs a third of what the products cost (the file is in the system's cache) and leaves the memory to the graphs."""
+_PIECE = 1 << 25
 
 
 def node_of(tail: Part) -> ir.Node:
