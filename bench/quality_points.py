@@ -133,7 +133,7 @@ def _make_genai(point: Point, source: Path, tools: Tools, part: Path) -> None:
         _run([tools.genai, HERE / "decode_genai_source.py", source, raw])
         raw.rename(plain)
     precision, *options = GENAI[point.what]
-    builder = [tools.genai, "-m", "onnxruntime_genai.models.builder", "-i", plain, "-o", part, "-p", precision, "-e", "cpu"]
+    builder = [tools.genai, HERE / "quality_genai_build.py", "-i", plain, "-o", part, "-p", precision, "-e", "cpu"]
     fixed = [] if any("block_size" in one for one in options) else ["block_size=32"]
     _run([*builder, "-c", source.parent / "cache", "--extra_options", "accuracy_level=4", *fixed, *options])
 
