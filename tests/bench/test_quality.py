@@ -115,17 +115,19 @@ def test_bytes_of_an_onnx_file_are_its_initializers_and_its_forms_its_nodes(tmp_
     q = initializer("model.layers.0.q_proj.q4", np.zeros((8, 2, 16), np.uint8))
     scales = initializer("model.layers.0.q_proj.scales", np.zeros((8, 2), np.float32))
     zeros = initializer("model.layers.0.q_proj.zeros", np.zeros((8, 1), np.uint8))
-    head = initializer("lm_head.weight", np.zeros((8, 4), np.float32))
+    head = initializer("lm_head.q8", np.zeros((4, 1, 32), np.uint8))
+    head_scales = initializer("lm_head.scales", np.zeros((4, 1), np.float16))
     cosines = initializer("cos_cache", np.zeros((3, 4), np.float32))
     attributes = {"K": 64, "N": 8, "bits": 4, "block_size": 32}
     first = ir.node("MatMulNBits", [x, q, scales, zeros], attributes, domain="com.microsoft")
-    second = ir.node("MatMul", [first.outputs[0], head])
+    attributes = {"K": 8, "N": 4, "bits": 8, "block_size": 32}
+    second = ir.node("MatMulNBits", [first.outputs[0], head, head_scales], attributes, domain="com.microsoft")
     third = ir.node("MatMul", [second.outputs[0], cosines])
-    graph = ir.Graph([x], third.outputs, nodes=[first, second, third], initializers=[q, scales, zeros, head, cosines],
+    graph = ir.Graph([x], third.outputs, nodes=[first, second, third], initializers=[q, scales, zeros, head, head_scales, cosines],
                      opset_imports={"": 21, "com.microsoft": 1})  # fmt: skip
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "model.onnx")
     found = quality_bytes.of_onnx(tmp_path / "model.onnx")
-    assert found == quality_bytes.Holding(256 + 64 + 8, 128, 0, 48, {"int4 g32 asym": 1})
+    assert found == quality_bytes.Holding(256 + 64 + 8, 128 + 8, 0, 48, {"int4 g32 asym": 1})
 
 
 def test_shuffled_channels_are_the_same_model_in_other_blocks(tmp_path: Path) -> None:
