@@ -123,8 +123,9 @@ def test_bytes_of_an_onnx_file_are_its_initializers_and_its_forms_its_nodes(tmp_
     attributes = {"K": 8, "N": 4, "bits": 8, "block_size": 32}
     second = ir.node("MatMulNBits", [first.outputs[0], head, head_scales], attributes, domain="com.microsoft")
     third = ir.node("MatMul", [second.outputs[0], cosines])
-    graph = ir.Graph([x], third.outputs, nodes=[first, second, third], initializers=[q, scales, zeros, head, head_scales, cosines],
-                     opset_imports={"": 21, "com.microsoft": 1})  # fmt: skip
+    held = [q, scales, zeros, head, head_scales, cosines]
+    imports = {"": 21, "com.microsoft": 1}
+    graph = ir.Graph([x], third.outputs, nodes=[first, second, third], initializers=held, opset_imports=imports)
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "model.onnx")
     found = quality_bytes.of_onnx(tmp_path / "model.onnx")
     assert found == quality_bytes.Holding(256 + 64 + 8, 128 + 8, 0, 48, {"int4 g32 asym": 1})
