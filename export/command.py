@@ -52,7 +52,7 @@ def build(
     calibration_tokens: Annotated[int, typer.Option(min=LEAST_TOKENS, help="Tokens of text to calibrate on.")] = TOKENS,
     kv: Annotated[
         Literal["float32", "int8"],
-        typer.Option(help="How keys and values are kept; int8: a quarter of the memory, faster answers, slower prompts."),
+        typer.Option(help="How keys and values are kept; int8: a quarter of their memory, long prompts slower."),
     ] = "float32",
     keep_quantized: Annotated[
         bool, typer.Option("--keep-quantized", help="Carry over, to the last bit, what the checkpoint has on a 4- or 8-bit grid.")
