@@ -18,7 +18,8 @@ import numpy as np
 from appliance.errors import TargetError
 from quant.arrays import Bytes, FitError, Floats, Halves, Int8s
 from quant.moments import Moments
-from quant.scheme import Form, nearest
+from quant.scheme import Form
+from quant.scheme import nearest as hint  # the module of that name takes its place in this package once it is imported
 
 
 @dataclass(frozen=True)
@@ -67,5 +68,5 @@ def known() -> list[str]:
 def find(name: str) -> Solver:
     """The solver called `name`; `TargetError` with the nearest name when there is none."""
     if name not in known():
-        raise TargetError(f'unknown solver "{name}"', nearest(name, known()))
+        raise TargetError(f'unknown solver "{name}"', hint(name, known()))
     return cast(Solver, importlib.import_module(f"{__name__}.{name}"))
