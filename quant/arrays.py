@@ -112,6 +112,16 @@ def round_to_nearest(weight: np.ndarray, bits: int, group: int) -> tuple[Int8s, 
     return _rows(q, weight.shape[1]).astype(np.int8), scales
 
 
+def turn_positive(q: np.ndarray, scales: Halves, bits: int) -> tuple[np.ndarray, Halves]:
+    """(q, scales) of rows with one scale each, every scale positive: q changes its sign with it, and 2^(bits-1) is cut by one.
+
+    Matrix units that know one scale a row take a negative one for something else, in silence (QNN's HTP does).
+    """
+    low, high = limits(bits)
+    sign = np.where(scales < 0, -1, 1).astype(np.int16)
+    return np.clip(q.astype(np.int16) * sign, low, high).astype(q.dtype), np.abs(scales)
+
+
 def dequantize(q: np.ndarray, scales: np.ndarray, group: int) -> Floats:
     """q * scale as float32: [N,K]."""
     columns = q.shape[1]

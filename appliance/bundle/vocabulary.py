@@ -20,8 +20,9 @@ QUANT_LINEAR = "QuantLinear"
 """A decided Linear: (x [...,K], q [N,K] int8, scales [N,G], bias [N]?, zero_points [N,G] uint8?, offsets [N,G] float16?)
 -> [...,N]; G = ceil(K/group).
 
-Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row), activation (see `ACTIVATIONS`); a static one
-has input_scale, input_zero_point, output_scale, output_zero_point too: value = (u - zero_point) * scale, u unsigned.
+Attributes: bits (4 | 8), group (weights of one scale along K; 0 = the whole row, whose scale is positive), activation (see
+`ACTIVATIONS`); a static one has input_scale, input_zero_point, output_scale, output_zero_point too: value =
+(u - zero_point) * scale, u unsigned.
 q holds signed integers: -8..7 for 4 bits, -128..127 for 8. value = q * scale; with zero points, which are unsigned as the
 operators store them, value = (q - (zero_point - 2^(bits-1))) * scale; with offsets, value = (q + 2^(bits-1)) * scale + offset:
 an offset is what the lowest integer stands for. Only one of the two can be there.

@@ -67,6 +67,8 @@ class Emitter:
         parts: list[ir.Value | None] = [weight, self._float(at, scales)]
         if len(node.inputs) > 4 and node.inputs[4] is not None:
             parts.append(self._zero_points(at, node, node.inputs[4]))
+        elif not group:
+            parts.append(self._no_zero_points(at, node, scales))
         blocks = {"axis": 0, "block_size": group} if group else {"axis": 1}
         activation = node.attributes["activation"].as_string()
         static = activation in STATIC_BITS
@@ -139,6 +141,17 @@ class Emitter:
                 add_initializer(at.graph, turned, scales.metadata_props),
             )
         return self._weights[id(q)]
+
+    def _no_zero_points(self, at: Writer, node: ir.Node, scales: ir.Value) -> ir.Value:
+        """[N] zeros, spelled out: QNN's HTP takes 4-bit weights without a zero point for something else, in silence."""
+        if id(scales) not in self._zeros:
+            bits, rows = node.attributes["bits"].as_int(), sizes(tensor_of(node.inputs[2], node))[0]
+            kind, size = (ir.DataType.INT4, (rows + 1) // 2) if bits == 4 else (ir.DataType.INT8, rows)
+            dtype = np.uint8 if bits == 4 else np.int8
+            name = f"{str(scales.name).removesuffix('.t')}.none"
+            zeros = lazy(name, kind, (rows,), lambda: np.zeros(size, dtype))
+            self._zeros[id(scales)] = add_initializer(at.graph, zeros, scales.metadata_props)
+        return self._zeros[id(scales)]
 
     def _zero_points(self, at: Writer, node: ir.Node, zeros: ir.Value) -> ir.Value:
         """Turned, and signed as the weight is: zero_point - 2^(bits-1), [G,N] int4 or int8."""

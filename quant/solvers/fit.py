@@ -4,10 +4,12 @@ Knows: `quant.arrays.fit` and, for groups with a zero point, `quant.affine`. Doe
 Moments, where there are some, only measure what it lost.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from quant.affine import dequantize_affine, fit_affine
-from quant.arrays import ALGORITHM, fit, groups_of
+from quant.arrays import ALGORITHM, FitError, Halves, Int8s, dequantize, fit, groups_of, turn_positive
 from quant.moments import Moments
 from quant.proxy import proxy_loss
 from quant.scheme import Form
@@ -18,6 +20,10 @@ NEEDS_MOMENTS = False
 NEEDS_CROSS = False
 
 
+_ROWS = 4096
+"""Rows in float at once."""
+
+
 def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int) -> Solved:
     """See `quant.solvers`."""
     if form.symmetric:
@@ -25,9 +31,22 @@ def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int)
         scales = np.empty((len(weight), groups_of(weight.shape[1], form.group)), np.float16)
         zeros = None
         error = fit(weight, form.bits, form.group, q, scales, threads=threads)
+        if form.group == 0 and (scales < 0).any():
+            q, scales, error = _positive(weight, q, scales, form.bits, error)
     else:
         q, scales, zeros, error = fit_affine(weight, form.bits, form.group, threads=threads)
     proxy = None
     if moments is not None:
         proxy = proxy_loss(weight, dequantize_affine(q, scales, zeros, form.bits, form.group), moments.h)
     return Solved(q, scales, zeros, error, proxy)
+
+
+def _positive(weight: np.ndarray, q: Int8s, scales: Halves, bits: int, error: FitError) -> tuple[Int8s, Halves, FitError]:
+    """One scale a row: all positive, and what the few weights lose that this cuts."""
+    q, scales = turn_positive(q, scales, bits)
+    noise = 0.0
+    for start in range(0, len(q), _ROWS):
+        part = slice(start, start + _ROWS)
+        rest = np.asarray(weight[part], np.float32) - dequantize(q[part], scales[part], 0)
+        noise += float(np.einsum("nk,nk->", rest, rest, dtype=np.float64))
+    return q, scales, replace(error, noise=noise)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from quant.arrays import FitError, Floats
+from quant.arrays import FitError, Floats, turn_positive
 from quant.gptq import Feedback, Grid, descend, feedback, refit, round_with_feedback, search
 from quant.moments import Moments
 from quant.proxy import proxy_loss
@@ -42,7 +42,7 @@ def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int)
         return replace(plain, fell_back=str(failure))
     target = np.asarray(weight, np.float32)
     start = search(target, given.importance, form.bits, form.group, symmetric=form.symmetric, threads=threads)
-    grid = _improved(target, start, given, _damped(moments.h, given), threads)
+    grid = _positive(_improved(target, _positive(start), given, _damped(moments.h, given), threads))
     proxy = proxy_loss(target, grid.values, moments.h)
     if not proxy < plain.proxy:
         return replace(plain, fell_back=f"it would lose {proxy:.3g} of its output's power, the fit {plain.proxy:.3g}")
@@ -56,6 +56,14 @@ def _improved(target: Floats, grid: Grid, given: Feedback, h: Floats, threads: i
         grid = refit(target, grid, h, threads=threads)
         grid = descend(target, grid, h, _SWEEPS, threads=threads)
     return grid
+
+
+def _positive(grid: Grid) -> Grid:
+    """Rows with one scale each get a positive one before they are rounded; what that cuts, rounding makes good."""
+    if grid.group or grid.zeros is not None or not (grid.scales < 0).any():
+        return grid
+    u, scales = turn_positive(grid.u, grid.scales, grid.bits)
+    return replace(grid, u=u, scales=scales)
 
 
 def _damped(h: Floats, given: Feedback) -> Floats:

@@ -10,9 +10,13 @@ import pytest
 from appliance.bundle.vocabulary import QUANT_LINEAR
 from appliance.errors import TargetError
 from appliance.targets.capabilities import Target
+from quant import solvers
+from quant.arrays import dequantize, fit
 from quant.decide import decide
 from quant.emit import emit
 from quant.graph import canonical
+from quant.moments import Moments
+from quant.proxy import proxy_loss
 from quant.scheme import Form, Options, Scheme
 from quant.static import Range, Ranges, attach, range_of
 from tests.quant.canonical import Weight, inputs, linear_model, session, target, tied_model
@@ -172,3 +176,38 @@ def test_ranges_read_back_from_the_node(tmp_path: Path) -> None:
 
 def test_options_of_a_group_still_win() -> None:
     assert Scheme("s", "", Form(4, 0, "static-u8"), options=Options(group=32)).form("attn.q").group == 32
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("solver", ["fit", "gptq", "nearest"])
+def test_one_scale_a_row_is_a_positive_one_and_loses_little_by_it(solver: str, bits: int) -> None:
+    """QNN's HTP runs negative ones, and weights without a zero point, to other numbers in silence."""
+    seed, rng = fresh()
+    weight = rng.standard_normal((60, 96)).astype(np.float32)
+    x = rng.standard_normal((400, 96)).astype(np.float32)
+    moments = Moments(x.T @ x / 400, x.mean(0), 400)
+    form = Form(bits, 0, "static-u8")
+    found = solvers.find(solver).solve(weight, form, moments, 1)
+    assert (found.scales > 0).all() and found.q.min() >= -(2 ** (bits - 1)) and found.q.max() <= 2 ** (bits - 1) - 1
+    rest = weight - dequantize(found.q, found.scales, 0)
+    assert found.error.noise == pytest.approx(float((rest.astype(np.float64) ** 2).sum()), rel=1e-3), f"seed {seed}"
+    free, scales = np.empty(weight.shape, np.int8), np.empty((60, 1), np.float16)
+    least = fit(weight, bits, 0, free, scales).noise
+    assert (scales < 0).mean() > 0.2, "without the rule some are negative"
+    if solver == "fit":
+        assert found.error.noise < 1.3 * least, f"seed {seed}"
+    elif solver == "gptq":
+        assert found.proxy < 1.02 * proxy_loss(weight, dequantize(free, scales, 0), moments.h), f"seed {seed}"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_are_spelled_out_where_a_row_has_one_scale(bits: int, tmp_path: Path) -> None:
+    _, rng = fresh()
+    model = linear_model(Weight("proj.weight", "attn.q", rng.standard_normal((25, 64)).astype(np.float32)))
+    decide(model, scheme("static-u8", bits), static(), tmp_path)
+    attach(model, {"/model/proj/Linear": Ranges(Range.over(-1, 3, 8), Range.over(-9, 9, 8))})
+    emit(model, static())
+    weights = next(node for node in model.graph if node.op_type == "DequantizeLinear" and "axis" in node.attributes)
+    zeros = weights.inputs[2]
+    assert zeros is not None and zeros.dtype == (ir.DataType.INT4 if bits == 4 else ir.DataType.INT8)
+    assert tuple(zeros.shape) == (25,) and not zeros.const_value.numpy().astype(int).any()  # type: ignore[union-attr,arg-type]
