@@ -18,7 +18,7 @@ Halves = npt.NDArray[np.float16]
 Int8s = npt.NDArray[np.int8]
 Bytes = npt.NDArray[np.uint8]
 
-ALGORITHM = 1
+ALGORITHM = 2
 """Raised whenever `fit` would give other integers or scales for the same weights: results kept on disk are then stale."""
 
 _PIECE = 1 << 18

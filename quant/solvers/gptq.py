@@ -18,7 +18,7 @@ from quant.proxy import proxy_loss
 from quant.scheme import Form
 from quant.solvers import Solved, fit
 
-VERSION = 2
+VERSION = 3
 NEEDS_MOMENTS = True
 NEEDS_CROSS = False
 
