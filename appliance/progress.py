@@ -38,6 +38,26 @@ def bar(label: str, total: int | None, unit: Literal["bytes", "steps"] = "steps"
 
 
 @contextlib.contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """One bar a stage: the block calls (stage, done, total); the next one begins when the stage or what it counts changes."""
+    with contextlib.ExitStack() as stack:
+        current: tuple[str, int] | None = None
+        advance: Advance = lambda _: None  # noqa: E731 (replaced by the first bar)
+        before = 0
+
+        def progress(stage: str, done: int, total: int) -> None:
+            nonlocal current, advance, before
+            if current != (stage, total) or done < before:
+                stack.close()
+                current, before = (stage, total), 0
+                advance = stack.enter_context(bar(stage, total))
+            advance(done - before)
+            before = done
+
+        yield progress
+
+
+@contextlib.contextmanager
 def _plain(label: str, total: int | None) -> Iterator[Advance]:
     start = told = time.monotonic()
     finished = 0

@@ -5,8 +5,6 @@ Knows: the questions, where a name is looked up, how progress is shown. Does not
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -66,6 +64,7 @@ def build(
     """Turn a checkpoint into a W4A8 bundle for this machine."""
     from appliance import targets
     from appliance.config import load_config
+    from appliance.progress import stages
     from export.build import BuildRequest, default_scheme
     from export.build import build as make
     from quant import schemes
@@ -100,7 +99,7 @@ def build(
         windows=windows,
         accept_loss=accept_loss,
     )
-    with _bars() as progress:
+    with stages() as progress:
         bundle = make(request, progress)
     if as_json:
         print(json.dumps(_facts(bundle)))
@@ -169,28 +168,6 @@ def _again(
     words += ["--group", str(group)] if group else []
     words += ["--context", str(context)] if context else []
     return shlex.join([*words, *flags])
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar a stage on stderr, the next one begun when the stage changes."""
-    from contextlib import ExitStack
-
-    from appliance.progress import bar
-
-    with ExitStack() as stack:
-        current: dict[str, tuple[Callable[[int], None], int]] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in current or done < current[stage][1]:
-                stack.close()
-                current.clear()
-                current[stage] = (stack.enter_context(bar(stage, total)), 0)
-            advance, before = current[stage]
-            advance(done - before)
-            current[stage] = (advance, done)
-
-        yield progress
 
 
 def _facts(bundle: "Bundle") -> dict[str, object]:

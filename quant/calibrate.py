@@ -29,9 +29,9 @@ from quant import solvers, spill
 from quant.affine import dequantize_affine
 from quant.arrays import Floats
 from quant.decide import key_of, solve
-from quant.graph import lazy, sizes
+from quant.graph import lazy
 from quant.keep import dequantize_stored
-from quant.layers import Hidden, Opener, Outputs, Part, Running, cut, pass_through
+from quant.layers import Hidden, Opener, Outputs, Part, Running, cut, pass_through, width_of
 from quant.moments import Gatherer, Moments
 from quant.plan import Plan
 from quant.scheme import Form
@@ -160,7 +160,7 @@ def walk(
     """
     parts = cut(model)
     layers = [part for part in parts if part.layer is not None]
-    files = _Files(setup, name, cross, _width(parts[0]))
+    files = _Files(setup, name, cross, width_of(parts[0]))
     total = 4 * len(layers) * len(setup.ids)
     for index in range(files.begin(parts[0], len(layers)), len(layers)):
         part = layers[index]
@@ -293,15 +293,6 @@ class _Files:
             return int(json.loads(self._note.read_text(encoding="utf-8"))["layers"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-
-def _width(embed: Part) -> int:
-    """D, from the table's second axis."""
-    for node in embed.nodes:
-        for value in node.inputs:
-            if value is not None and value.const_value is not None and len(value.const_value.shape) == 2:
-                return sizes(value.const_value)[1]
-    raise AssertionError("the embedding has no table")
 
 
 def _groups(streams: list[str], rounds: int) -> list[list[str]]:

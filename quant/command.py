@@ -5,8 +5,6 @@ Knows: the questions, and how what was inferred is shown. Does not know: how it 
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +28,7 @@ def quantize(
     """Quantize an ONNX model that another exporter made, telling from its structure what each weight is for."""
     from appliance import targets
     from appliance.config import load_config
+    from appliance.progress import stages
     from quant import schemes
     from quant.foreign.infer import infer
     from quant.foreign.quantize import Request, open_graph, refuse, told
@@ -54,7 +53,7 @@ def quantize(
         leave_float=leave_float,
         command=_again(source, scheme, group, leave_float),
     )
-    with _bars() as progress:
+    with stages() as progress:
         made = make(request, progress)
     size = sum(one["bytes"] for one in made.record["files"].values())
     if as_json:
@@ -107,25 +106,3 @@ def _again(source: Path, scheme: str, group: int | None, leave_float: bool) -> s
     words += ["--group", str(group)] if group else []
     words += ["--leave-float"] if leave_float else []
     return shlex.join(words)
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar a stage on stderr, the next one begun when the stage changes."""
-    from contextlib import ExitStack
-
-    from appliance.progress import bar
-
-    with ExitStack() as stack:
-        current: dict[str, tuple[Callable[[int], None], int]] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in current:
-                stack.close()
-                current.clear()
-                current[stage] = (stack.enter_context(bar(stage, total)), 0)
-            advance, before = current[stage]
-            advance(done - before)
-            current[stage] = (advance, done)
-
-        yield progress

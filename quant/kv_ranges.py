@@ -20,9 +20,8 @@ import onnx_ir as ir
 
 from appliance.bundle.vocabulary import present_name
 from appliance.errors import CheckpointError
-from quant.graph import sizes
 from quant.kv import STEPS, KvScales, envelope, rotary_pairs
-from quant.layers import Hidden, Opener, Part, Running, cut, pass_through
+from quant.layers import Hidden, Opener, Part, Running, cut, pass_through, width_of
 
 VERSION = 1
 """Raised whenever the same model and text would give other scales."""
@@ -80,7 +79,7 @@ def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> 
         return found
     embed, *layers = [part for part in cut(model) if part.layer is not None or part.entering is None]
     pairs = rotary_pairs(model)
-    shape = (*setup.ids.shape, _width(embed))
+    shape = (*setup.ids.shape, width_of(embed))
     files = [Hidden(setup.work / f"kv.{turn}.npy", shape) for turn in (0, 1)]
     batch = max(1, _TOKENS // shape[1])
     for _ in pass_through(Running(embed.build(streams=False), setup.opener), setup.ids, files[0], batch):
@@ -166,12 +165,3 @@ def _read(path: Path) -> tuple[LayerScales, ...]:
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return ()
-
-
-def _width(embed: Part) -> int:
-    """D, from the table's second axis."""
-    for node in embed.nodes:
-        for value in node.inputs:
-            if value is not None and value.const_value is not None and len(value.const_value.shape) == 2:
-                return sizes(value.const_value)[1]
-    raise AssertionError("the embedding has no table")

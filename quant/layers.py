@@ -28,6 +28,7 @@ import onnx_ir as ir
 from appliance.bundle import vocabulary
 from appliance.bundle.vocabulary import DOMAIN, KEEP_LAST, LAYER, LINEAR, QUANT_LINEAR, ROLE, STREAM
 from appliance.errors import BadInput
+from quant.graph import sizes
 
 Runner = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 """Inputs by name -> all outputs by name. It takes no notice of inputs that the lowered part has no use for."""
@@ -206,6 +207,15 @@ def pass_through(
         if leaving is not None:
             leaving.write(windows, out.hidden)
         yield windows, out
+
+
+def width_of(embed: Part) -> int:
+    """D, the hidden state's size, from the second axis of the embedding's table."""
+    for node in embed.nodes:
+        for value in node.inputs:
+            if value is not None and value.const_value is not None and len(value.const_value.shape) == 2:
+                return sizes(value.const_value)[1]
+    raise AssertionError("the embedding has no table")
 
 
 def _weight(node: ir.Node) -> ir.Value:

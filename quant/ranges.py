@@ -22,7 +22,7 @@ from appliance.bundle.vocabulary import QUANT_LINEAR
 from quant.arrays import dequantize
 from quant.graph import canonical, sizes, tensor_of
 from quant.histogram import Histogram
-from quant.layers import Hidden, Opener, Part, Running, cut
+from quant.layers import Hidden, Opener, Part, Running, cut, width_of
 from quant.static import STATIC_BITS, Range, Ranges, attach
 
 _TOKENS = 2048
@@ -104,7 +104,7 @@ def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> 
         BadInput: the model cannot be cut into layers.
     """
     parts = cut(model)
-    shape = (*setup.ids.shape, _width(parts[0]))
+    shape = (*setup.ids.shape, width_of(parts[0]))
     files = [Hidden(setup.work / f"ranges.{turn}.npy", shape) for turn in (0, 1)]
     found: list[Stream] = []
     for index, part in enumerate(parts):
@@ -236,12 +236,3 @@ def _column_weights(node: ir.Node) -> np.ndarray:
         part = dequantize(q[start : start + _ROWS], scales[start : start + _ROWS], group)
         total += (part**2).sum(0, dtype=np.float64)
     return total
-
-
-def _width(embed: Part) -> int:
-    """D, from the table's second axis."""
-    for node in embed.nodes:
-        for value in node.inputs:
-            if value is not None and value.const_value is not None and len(value.const_value.shape) == 2:
-                return sizes(value.const_value)[1]
-    raise AssertionError("the embedding has no table")

@@ -32,9 +32,9 @@ from quant import solvers, spill
 from quant.affine import dequantize_affine
 from quant.arrays import Floats, group_size, groups_of
 from quant.calibrate import Setup
-from quant.graph import lazy, sizes, tensor_of
+from quant.graph import lazy, tensor_of
 from quant.head import Head
-from quant.layers import TAIL, Hidden, Part, Running, cut, pass_through
+from quant.layers import TAIL, Hidden, Part, Running, cut, pass_through, width_of
 from quant.moments import Gatherer, Moments
 from quant.plan import Plan
 from quant.scheme import Form
@@ -228,7 +228,7 @@ class _Run:
 
     def _begin(self) -> int:
         """Open the files; which layer comes first."""
-        width = _width(self._embed)
+        width = width_of(self._embed)
         variants = 1 + sum(len(units) for units in self._units)
         tokens = self._setup.ids.shape[1]
         shapes = {"text": (len(self._seen), tokens, width), "held": (len(self._held) * variants, tokens, width)}
@@ -322,12 +322,6 @@ def _units(part: Part, plans: Mapping[str, Plan]) -> list[tuple[str, ...]]:
         joined = tuple(name for name in chosen if plans[name].roles[0] in _JOINED)
         found += ([joined] if joined else []) + [(name,) for name in chosen if name not in joined]
     return found
-
-
-def _width(embed: Part) -> int:
-    """D, from the table's second axis."""
-    tensors = (value.const_value for node in embed.nodes for value in node.inputs if value is not None)
-    return next(sizes(tensor)[1] for tensor in tensors if tensor is not None and len(tensor.shape) == 2)
 
 
 def _said(form: Form) -> list[int]:
