@@ -1,5 +1,6 @@
 """Progress where there is no terminal: what has begun, how far it is, how long it took; nothing on standard output."""
 
+import re
 import time
 
 import pytest
@@ -42,3 +43,20 @@ def test_work_that_fails_does_not_say_it_is_done(clock: list[float], capsys: pyt
         clock[0] += 60
         raise ValueError
     assert capsys.readouterr().err == "fetch ...\n"
+
+
+def test_stages_begin_anew_when_what_is_counted_changes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage first counts 4 layers, then 84 windows: no share of it may ever be over 100%."""
+    monkeypatch.setattr(progress, "SAY_SECONDS", 0)
+    with progress.stages() as told:
+        for done in range(5):
+            told("measure", done, 4)
+        for done in range(5, 85):
+            told("measure", done, 84)
+        told("write", 1, 2)
+    err = capsys.readouterr().err
+    shares = [int(share) for share in re.findall(r"(\d+) %", err)]
+    assert shares and max(shares) == 100, err
+    assert [line for line in err.splitlines() if line.endswith("...")] == ["measure ...", "measure ...", "write ..."]
