@@ -122,7 +122,9 @@ def make(point: Point, source: Path, tools: Tools) -> None:
     else:
         scheme, *more = APPLIANCE[point.what]
         command = [sys.executable, "-m", "appliance", "build", source, "--target", "cpu", "--scheme", scheme, *more]
-        _run([*command, "--accept-loss", "--windows", "1", "--name", "point", "--output", part])
+        # What one build works out (the text, what each weight costs) serves the next.
+        shared = point.path.parent / f"{OURS}.work"
+        _run([*command, "--accept-loss", "--windows", "1", "--name", "point", "--output", part, "--work", shared])
     part.rename(point.path)
 
 

@@ -24,6 +24,8 @@ from demo.place import DATA, MINILM, ROOT, SAMPLES, STARTER, environment, write_
 QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
 TARGET = "cpu"
+QUICK = ("--scheme", "w4a8")
+"""The default scheme is closer to the float model, and takes ten minutes more."""
 JOB = "nightly-digest"
 ASKED_BEFORE = "was asked for before"
 """What `appliance job run` says of a slot that has its run."""
@@ -104,7 +106,7 @@ def work(config: Path) -> dict[str, Any]:
     return next(entry for entry in entries if entry["run"] == slot)
 
 
-def build_once(config: Path, model: str) -> None:
+def build_once(config: Path, model: str, *options: str) -> None:
     """Build a model of the catalogue, unless a whole bundle of it is there."""
     try:
         bundle = json.loads(run(config, "show", model, "--json", "--verify", quiet=True))
@@ -113,7 +115,7 @@ def build_once(config: Path, model: str) -> None:
     except Failed:
         pass  # not there, or damaged: the build replaces it, and says so when it cannot
     print(run(config, "pull", model, "--yes"), end="")
-    print(run(config, "build", model, "--target", TARGET, "--windows", "1"), end="")
+    print(run(config, "build", model, "--target", TARGET, *options, "--windows", "1"), end="")
 
 
 def build_embedder(config: Path) -> None:
@@ -252,7 +254,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         config = write_config()
-        build_once(config, STARTER)
+        build_once(config, STARTER, *QUICK)
         build_embedder(config)
         with daemon(config) as base:
             answer = ask(base)

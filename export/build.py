@@ -10,7 +10,6 @@ Knows: the order of the stages and what each hands to the next. With `export.sta
 
 import importlib.metadata
 import platform
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,9 +65,9 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
         except BaseException as failure:
             # Minutes of calibration are kept for the same build with --accept-loss.
             if not (isinstance(failure, LossError) and needs_calibration(request.scheme)):
-                shutil.rmtree(request.work, ignore_errors=True)
+                request.clear()
             raise
-    shutil.rmtree(request.work, ignore_errors=True)
+    request.clear()
     return bundle
 
 

@@ -55,6 +55,10 @@ def build(
     keep_quantized: Annotated[
         bool, typer.Option("--keep-quantized", help="Carry over, to the last bit, what the checkpoint has on a 4- or 8-bit grid.")
     ] = False,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Keep in this folder what the build works out; another one of the same model goes on from it."),
+    ] = None,
     windows: Annotated[int, typer.Option(min=1, help="Pieces of each text that the loss is measured on.")] = WINDOWS,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Install it even if it lost more than its scheme may; the record says so.")
@@ -98,6 +102,7 @@ def build(
         keep_quantized=keep_quantized,
         windows=windows,
         accept_loss=accept_loss,
+        kept=work.expanduser().absolute() if work is not None else None,
     )
     with stages() as progress:
         bundle = make(request, progress)

@@ -352,7 +352,7 @@ class _Copy:
         inside = self._values[id(value)]
         if value.is_graph_output():
             return inside
-        return _named_copy(graph, inside, HIDDEN_OUT)
+        return give_out(graph, inside, HIDDEN_OUT)
 
     def _streams(self, graph: ir.Graph) -> list[ir.Value]:
         found: dict[str, ir.Value] = {}
@@ -363,10 +363,10 @@ class _Copy:
             if known is not value:
                 raise BadInput(f"two different values carry the stream tag {stream}", "give each stream a tag of its own")
         ordered = sorted(found.items(), key=lambda one: one[0] != "head_in")  # first: what a tail without head gives
-        return [_named_copy(graph, self._values[id(value)], stream) for stream, value in ordered]
+        return [give_out(graph, self._values[id(value)], stream) for stream, value in ordered]
 
 
-def _named_copy(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
+def give_out(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
     """An Identity: its output may have any name, where the value itself may be an input or be renamed by a rewrite."""
     output = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", "sequence", f"size.{name}"]))
     graph.append(ir.node("Identity", [value], name=f"/parts/{name}", outputs=[output]))

@@ -21,7 +21,8 @@ from quant.scheme import TABLES, Form, Scheme, WeightRule
 from quant.sensitivity import Cost, Progress, measure
 
 GROUPS = (32, 64, 128)
-"""Groups that are tried. Smaller ones decode slower, larger ones round a block's activations together with its outliers."""
+"""Groups that are tried where the scheme has some. Smaller ones decode slower, larger ones round a block's activations together
+with its outliers."""
 
 
 def with_exceptions(
@@ -65,8 +66,8 @@ def _forms(plan: Plan, scheme: Scheme, targets: Sequence[Target]) -> tuple[Form,
         return (plan.form,)
     found = [plan.form]
     for bits in (4, 8):
-        for group in GROUPS:
-            for symmetric in (True, False):
+        for group in GROUPS if plan.form.group else (0,):
+            for symmetric in (True, False) if group else (True,):
                 form = replace(plan.form, bits=bits, group=group, symmetric=symmetric)
                 if all(_possible(form, plan, target) for target in targets):
                     found.append(form)
@@ -124,4 +125,5 @@ def _rules(costs: Sequence[Cost], chosen: Sequence[Choice], planned: Mapping[str
 
 
 def _said(form: Form) -> str:
-    return f"{form.bits} bits in groups of {form.group}{'' if form.symmetric else ' with zero points'}"
+    where = f"in groups of {form.group}" if form.group else "with one scale a row"
+    return f"{form.bits} bits {where}{'' if form.symmetric else ' and zero points'}"

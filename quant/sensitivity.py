@@ -34,12 +34,13 @@ from quant.arrays import Floats, group_size, groups_of
 from quant.calibrate import Setup
 from quant.graph import lazy, tensor_of
 from quant.head import Head
+from quant.layer_moments import LayerMoments
 from quant.layers import TAIL, Hidden, Part, Running, cut, pass_through, width_of
-from quant.moments import Gatherer, Moments
+from quant.moments import Moments
 from quant.plan import Plan
 from quant.scheme import Form
 
-VERSION = 2
+VERSION = 3
 """Raised whenever the same model and text would give other figures."""
 
 HELD_OUT = 512
@@ -147,13 +148,12 @@ class _Run:
         return tuple(Cost(*each) for each in zip(units, kl, factors, strict=True))
 
     def _layer(self, index: int, part: Part) -> None:
-        running = Running(part.build(), self._setup.opener)
+        gathering = LayerMoments(part, SEEN)
+        running = Running(gathering.build(), self._setup.opener)
         (text, after), (held, moved) = (pair if index % 2 == 0 else pair[::-1] for pair in self._files)
-        gatherers: dict[str, Gatherer] = {}
         vectors: dict[str, Floats] = {}
-        for _, out in pass_through(running, text, after, self._batch):
-            for stream, found in out.streams.items():
-                gatherers.setdefault(stream, Gatherer(found.shape[-1])).add(found)
+        for windows, out in pass_through(running, text, after, self._batch):
+            gathering.add(out, windows.start)
         made = len(self._held) * (1 + sum(len(units) for units in self._units[:index]))
         for start in range(0, made, self._batch):
             rows = slice(start, min(start + self._batch, made))
@@ -162,11 +162,11 @@ class _Run:
             if start == 0:
                 vectors = {stream: found[: len(self._held)].reshape(-1, found.shape[-1]) for stream, found in out.streams.items()}
         del running
-        moments = {stream: gatherer.moments() for stream, gatherer in gatherers.items()}
+        moments = gathering.moments()
         entering = {name: stream for stream, names in part.streams.items() for name in names}
         for unit in self._units[index]:
             stream = entering[unit[0]]
-            tensors, factors = self._solved(unit, moments[stream], vectors[stream])
+            tensors, factors = self._solved(unit, moments, vectors[stream])
             self._factors.append(factors)
             changed = part.build(streams=False)
             for name, tensor in tensors.items():
@@ -178,7 +178,7 @@ class _Run:
             made += len(self._held)
 
     def _solved(
-        self, unit: tuple[str, ...], moments: Moments, vectors: Floats
+        self, unit: tuple[str, ...], moments: Mapping[str, Moments], vectors: Floats
     ) -> tuple[dict[str, ir.TensorProtocol], dict[Form, float]]:
         """The unit's weights as solved, and how other forms compare."""
         tensors: dict[str, ir.TensorProtocol] = {}
@@ -189,7 +189,7 @@ class _Run:
             assert plan.weight.const_value is not None
             weight = np.asarray(plan.weight.const_value.numpy(), np.float32)
             solver = solvers.find(plan.solver)
-            solved = solver.solve(weight, plan.form, moments if solver.NEEDS_MOMENTS else None, threads)
+            solved = solver.solve(weight, plan.form, moments[name] if solver.NEEDS_MOMENTS else None, threads)
             values = dequantize_affine(solved.q, solved.scales, solved.zero_points, plan.form.bits, plan.form.group)
             tensors[name] = lazy(name, ir.DataType.FLOAT, plan.shape, lambda values=values: values)  # type: ignore[misc]
             missed = float(np.square(vectors @ (weight - values).T).sum(dtype=np.float64))

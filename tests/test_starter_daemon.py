@@ -47,7 +47,7 @@ def box(tmp_path_factory: pytest.TempPathFactory, starter_gguf: Path) -> Iterato
         port = free.getsockname()[1]
     environment = settings(folder, f"127.0.0.1:{port}")
     del environment["PYTHONWARNINGS"]  # the libraries' own warnings at import are not ours to mend
-    built = appliance(environment, "build", str(starter_gguf), "--target", "cpu", "--name", MODEL, "--windows", "1")
+    built = appliance(environment, "build", str(starter_gguf), "--scheme", "w4a8", "--name", MODEL, "--windows", "1")
     assert built.returncode == 0, built.stderr
     daemon = subprocess.Popen([sys.executable, "-m", "appliance", "serve"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"

@@ -51,7 +51,7 @@ class Target(StrictModel):
     provider: str = Field(description="File in appliance/runtime/providers that opens its sessions.")
     device: str = Field(default="", description="Device filter handed to the provider.")
     options: dict[str, str] = Field(default_factory=dict, description="Options as the provider takes them.")
-    default_scheme: str = "w4a8"
+    default_scheme: str = "w4a8-mixed"
     chunk: int = Field(default=512, ge=1)
     context: int = Field(default=0, ge=0, description="Default length of fixed buffers in static graphs; 0 = the model's.")
     flags: Flags

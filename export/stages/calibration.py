@@ -25,9 +25,6 @@ from quant.scheme import STORED, Options, Scheme
 from quant.schemes import find
 from quant.selfwritten import Wish, Writer
 
-ROUNDS = 1
-"""See `quant.calibrate.Setup.rounds`."""
-
 
 def needs_calibration(scheme: Scheme) -> bool:
     """Whether the scheme's integers depend on a text."""
@@ -55,13 +52,13 @@ def calibrated(job: Job) -> Job:
         raise BadInput(f"scheme {job.scheme.name} is calibrated by layers of a language model", "choose --scheme w8a8")
     text = text_of(job)
     opener = slices.opener(text.ids.shape[1], job.request.work / "parts")
-    setup = calibrate.Setup(text.ids, opener, job.request.work, job.source, rounds=ROUNDS)
+    setup = calibrate.Setup(text.ids, opener, job.request.work, job.source)
     scheme = mixed.with_exceptions(job.model(), job.scheme, job.request.targets, setup, _told(job, "choose"))
     prints = {}
     for target in job.request.targets:
         model = job.model()
         prints[target.name] = calibrate.calibrate(model, plans(model, scheme, target), setup, _told(job, "calibrate"))
-    evidence = {**(job.evidence or {}), "calibration": {**text.record(), "rounds": ROUNDS}}
+    evidence = {**(job.evidence or {}), "calibration": text.record()}
     return replace(job, scheme=scheme, calibration=prints, evidence=evidence)
 
 

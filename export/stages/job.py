@@ -3,6 +3,7 @@
 Knows: what belongs together in one build. Does not know: what any stage does.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ class BuildRequest:
         windows: of each text that the loss is measured on.
         accept_loss: go on when the loss is outside the scheme's band.
         target_files: folder of target files beside the built-in ones, for opening what was written.
+        kept: folder for what the build works out (text, costs, integers), which stays for the next build of the same checkpoint;
+            None = one beside the destination, removed when the bundle is there.
         keep_quantized: weights that the checkpoint has on a 4- or 8-bit grid are carried over where the targets hold it.
     """
 
@@ -57,11 +60,17 @@ class BuildRequest:
     accept_loss: bool = False
     target_files: Path | None = None
     keep_quantized: bool = False
+    kept: Path | None = None
 
     @property
     def work(self) -> Path:
         """Folder of the decisions that an interrupted build left for the next one."""
-        return self.destination.parent / f".{self.destination.name}.work"
+        return self.kept or self.destination.parent / f".{self.destination.name}.work"
+
+    def clear(self) -> None:
+        """Remove it, unless it is to be kept."""
+        if self.kept is None:
+            shutil.rmtree(self.work, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 Knows: the folder, and what a solver gives back. Does not know: any solver.
 
 A solver's module holds VERSION (raised whenever it would give other numbers for the same input: results on disk are then
-stale), NEEDS_MOMENTS, NEEDS_CROSS (whether the moments must hold the float model's cross moments) and
-`solve(weight [N,K] float32, form, moments or None, threads) -> Solved`; `ValueError` from it means that the weight is damaged
-(NaN, infinity, beyond float16) and says how.
+stale), NEEDS_MOMENTS, and `solve(weight [N,K] float32, form, moments or None, threads) -> Solved`; `ValueError` from it means
+that the weight is damaged (NaN, infinity, beyond float16) and says how.
 """
 
 import importlib
@@ -54,7 +53,6 @@ class Solver(Protocol):
 
     VERSION: int
     NEEDS_MOMENTS: bool
-    NEEDS_CROSS: bool
 
     def solve(self, weight: np.ndarray, form: Form, moments: Moments | None, threads: int) -> Solved:
         """See the top of this file."""

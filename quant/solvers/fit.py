@@ -17,7 +17,6 @@ from quant.solvers import Solved
 
 VERSION = ALGORITHM
 NEEDS_MOMENTS = False
-NEEDS_CROSS = False
 
 
 _ROWS = 4096

@@ -20,7 +20,6 @@ from quant.solvers import Solved, fit
 
 VERSION = 3
 NEEDS_MOMENTS = True
-NEEDS_CROSS = False
 
 _DAMPING = 0.03
 _ROUNDS = 2

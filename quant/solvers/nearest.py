@@ -13,7 +13,6 @@ from quant.solvers import Solved
 
 VERSION = 1
 NEEDS_MOMENTS = False
-NEEDS_CROSS = False
 
 _PIECE = 1 << 20
 """Weights in float at once."""

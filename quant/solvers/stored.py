@@ -11,7 +11,6 @@ from quant.solvers import Solved
 
 VERSION = 1
 NEEDS_MOMENTS = False
-NEEDS_CROSS = False
 
 
 def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int) -> Solved:

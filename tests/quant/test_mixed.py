@@ -100,7 +100,7 @@ def test_zero_points_are_chosen_where_the_target_takes_them(tmp_path: Path, monk
     scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), (cpu,), setup)
     forms = {plan.name: plan.form for plan in plans(model, scheme, cpu) if plan.in_body}
     assert any(not form.symmetric for form in forms.values()) and all(form.symmetric for form in forms.values() if form.bits == 8)
-    assert any("with zero points" in rule.reason for rule in scheme.options.weights.values())
+    assert any("zero points" in rule.reason for rule in scheme.options.weights.values())
     plain = cpu.model_copy(update={"weights": cpu.weights.model_copy(update={"symmetric_only": True})})
     scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=5.2), (cpu, plain), setup)
     assert all(plan.form.symmetric for plan in plans(model, scheme, plain))

@@ -59,16 +59,14 @@ def _moments(x: np.ndarray) -> Moments:
 
 def test_moments_are_means_over_all_tokens() -> None:
     seed, rng = fresh()
-    x, other = (rng.standard_normal((3, 1500, 24)).astype(np.float32) for _ in range(2))
-    gatherer = Gatherer(24, cross=True)
-    for part, reference in zip(x, other, strict=True):
-        gatherer.add(part, reference)
+    x = rng.standard_normal((3, 1500, 24)).astype(np.float32)
+    gatherer = Gatherer(24)
+    for part in x:
+        gatherer.add(part)
     found = gatherer.moments()
-    flat, reference = x.reshape(-1, 24).astype(np.float64), other.reshape(-1, 24).astype(np.float64)
+    flat = x.reshape(-1, 24).astype(np.float64)
     assert found.tokens == 4500 and found.columns == 24
     assert np.allclose(found.h, flat.T @ flat / 4500, atol=1e-5), f"seed {seed}"
-    assert np.allclose(found.mean, flat.mean(0), atol=1e-6), f"seed {seed}"
-    assert found.cross is not None and np.allclose(found.cross, reference.T @ flat / 4500, atol=1e-5), f"seed {seed}"
 
 
 def test_float32_sums_of_moments_are_exact_enough() -> None:

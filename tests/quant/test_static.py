@@ -185,7 +185,7 @@ def test_one_scale_a_row_is_a_positive_one_and_loses_little_by_it(solver: str, b
     seed, rng = fresh()
     weight = rng.standard_normal((60, 96)).astype(np.float32)
     x = rng.standard_normal((400, 96)).astype(np.float32)
-    moments = Moments(x.T @ x / 400, x.mean(0), 400)
+    moments = Moments(x.T @ x / 400, 400)
     form = Form(bits, 0, "static-u8")
     found = solvers.find(solver).solve(weight, form, moments, 1)
     assert (found.scales > 0).all() and found.q.min() >= -(2 ** (bits - 1)) and found.q.max() <= 2 ** (bits - 1) - 1

@@ -75,7 +75,7 @@ def url(tmp_path: Path, starter_gguf: Path) -> Iterator[str]:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     environment = settings(tmp_path, listen)
     del environment["PYTHONWARNINGS"]  # the libraries' own warnings at import are not ours to mend
-    built = appliance(environment, "build", str(checkpoint), "--target", "cpu", "--name", MODEL, "--windows", "1")
+    built = appliance(environment, "build", str(checkpoint), "--scheme", "w4a8", "--name", MODEL, "--windows", "1")
     assert built.returncode == 0, built.stderr
     call = [sys.executable, "-m", "appliance", "serve"]
     with subprocess.Popen(call, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as daemon:
