@@ -88,7 +88,7 @@ def rotated(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 def probabilities(q: Floats, k: Floats, shape: Shape) -> Floats:
     """How much each token looks at each: [R,T,T] of rotated q [R,T,d] and k [T,d]."""
-    scores: Floats = (q.reshape(-1, shape.head_dim) @ k.T).reshape(len(q), len(k), len(k)) * np.float32(shape.scale)
+    scores = (q.reshape(-1, shape.head_dim) @ k.T).reshape(len(q), len(k), len(k)) * np.float32(shape.scale)
     if shape.softcap:
         scores = np.asarray(np.tanh(scores / np.float32(shape.softcap)) * np.float32(shape.softcap), np.float32)
     places = np.arange(len(k))

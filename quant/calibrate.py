@@ -17,6 +17,7 @@ solvers add to the diagonal.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class Setup:
         opener: opens parts.
         work: folder for results and hidden states.
         source: fingerprint of the float weights.
-        threads: for solvers.
+        threads: so many weights are solved at once.
     """
 
     ids: Ids
@@ -118,7 +119,10 @@ def calibrate(model: ir.Model, plans: Sequence[Plan], setup: Setup, progress: Pr
         return print_
 
     def visit(layer: Layer) -> dict[str, ir.TensorProtocol]:
-        return {name: _quantized(chosen[name], one, setup, print_) for name, one in layer.moments.items() if name in chosen}
+        names = [name for name in layer.moments if name in chosen]
+        with ThreadPoolExecutor(setup.threads) as pool:  # a solver by itself leaves a core idle for half of its time
+            made = list(pool.map(lambda name: _quantized(chosen[name], layer.moments[name], setup, print_), names))
+        return dict(zip(names, made, strict=True))
 
     for _ in range(2):  # the second time when files of layers that were finished before a stop are damaged or gone
         walk(model, setup, visit, name=print_[:32], progress=progress)
@@ -260,7 +264,7 @@ def _quantized(plan: Plan, moments: Moments, setup: Setup, print_: str) -> ir.Te
         assert plan.weight.const_value is not None
         given = moments if solvers.find(plan.solver).NEEDS_MOMENTS else None
         weight = plan.weight.const_value.numpy()
-        spilled = solve(plan, weight, given, setup.work, _key(plan, setup, print_), setup.threads)
+        spilled = solve(plan, weight, given, setup.work, _key(plan, setup, print_), 1)
     return lazy(plan.name, ir.DataType.FLOAT, plan.shape, lambda: values_of(spilled, plan.form))
 
 

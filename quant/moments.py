@@ -1,4 +1,4 @@
-"""What calibration remembers of a stream: the second moments of the vectors that enter a linear.
+"""What calibration remembers of the vectors that enter a linear: their second moments.
 
 Knows: sums of products. Does not know: where vectors come from, or what a solver makes of the moments.
 
@@ -7,8 +7,7 @@ Blocks of rows are multiplied in float32 and summed in float32: against float64 
 float64 sums would double the memory of the widest stream (2048^2: 16 MB more) and buy nothing.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,12 +25,10 @@ class Moments:
         h: [K,K], mean of x x^T: symmetric, positive semidefinite. A row error e of a weight costs e h e^T in its output's mean
             square.
         tokens: how many vectors.
-        derived: what a solver has worked out from these moments and wants again for the next weight with the same ones.
     """
 
     h: Floats
     tokens: int
-    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def columns(self) -> int:

