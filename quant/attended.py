@@ -105,7 +105,7 @@ def probabilities(q: Floats, k: Floats, shape: Shape) -> Floats:
 def _squared_distances(looks: Floats, vectors: Floats) -> Floats:
     """[R*T,T]: from what each row's token gets of the vectors [T,d] to each of them."""
     mixed = looks @ vectors
-    found: Floats = (np.float32(-2) * mixed) @ vectors.T
+    found: Floats = np.multiply(mixed, -2, dtype=np.float32) @ vectors.T
     found += np.square(vectors).sum(-1)
     found += np.square(mixed).sum(-1)[:, None]
     return found

@@ -17,7 +17,6 @@ solvers add to the diagonal.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from quant.keep import dequantize_stored
 from quant.layer_moments import LayerMoments
 from quant.layers import Hidden, Opener, Outputs, Part, Running, cut, pass_through, width_of
 from quant.moments import Moments
+from quant.parallel import each
 from quant.plan import Plan
 from quant.scheme import Form
 from quant.spill import Spilled
@@ -120,9 +120,11 @@ def calibrate(model: ir.Model, plans: Sequence[Plan], setup: Setup, progress: Pr
 
     def visit(layer: Layer) -> dict[str, ir.TensorProtocol]:
         names = [name for name in layer.moments if name in chosen]
-        with ThreadPoolExecutor(setup.threads) as pool:  # a solver by itself leaves a core idle for half of its time
-            made = list(pool.map(lambda name: _quantized(chosen[name], layer.moments[name], setup, print_), names))
-        return dict(zip(names, made, strict=True))
+
+        def solved(name: str) -> ir.TensorProtocol:
+            return _quantized(chosen[name], layer.moments[name], setup, print_)
+
+        return dict(zip(names, each(solved, names, setup.threads, lambda name: chosen[name].parameters), strict=True))
 
     for _ in range(2):  # the second time when files of layers that were finished before a stop are damaged or gone
         walk(model, setup, visit, name=print_[:32], progress=progress)

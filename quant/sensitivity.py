@@ -20,7 +20,6 @@ fifth of the three and four fifths of their loss, so it pays that it is not join
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from quant.head import Head
 from quant.layer_moments import LayerMoments
 from quant.layers import TAIL, Hidden, Part, Running, cut, pass_through, width_of
 from quant.moments import Moments
+from quant.parallel import each
 from quant.plan import Plan
 from quant.scheme import Form
 
@@ -166,9 +166,14 @@ class _Run:
         moments = gathering.moments()
         vectors = {name: streams[stream].reshape(-1, streams[stream].shape[-1]) for stream, names in part.streams.items()
                    for name in names}  # fmt: skip
-        with ThreadPoolExecutor(self._setup.threads) as pool:
-            solved = list(pool.map(lambda unit: self._solved(unit, moments, vectors[unit[0]]), self._units[index]))
-        for tensors, factors in solved:
+
+        def solve(unit: tuple[str, ...]) -> tuple[dict[str, ir.TensorProtocol], dict[Form, float]]:
+            return self._solved(unit, moments, vectors[unit[0]])
+
+        def size(unit: tuple[str, ...]) -> int:
+            return sum(self._plans[name].parameters for name in unit)
+
+        for tensors, factors in each(solve, self._units[index], self._setup.threads, size):
             self._factors.append(factors)
             changed = part.build(streams=False)
             for name, tensor in tensors.items():

@@ -16,7 +16,7 @@ import pytest
 
 from appliance import cli
 from appliance.bundle.store import open_bundle
-from quant import calibrate, schemes
+from quant import calibrate, schemes, selfwritten, sensitivity
 from quant.band import Band
 from tests.checkpoints import Llama, write_safetensors
 
@@ -184,3 +184,22 @@ def test_a_calibrated_build_that_lost_too_much_keeps_its_results_for_the_next(
     monkeypatch.setattr(calibrate, "walk", None)
     assert cli.main([*call, "--accept-loss"]) == 0, "nothing is calibrated again"
     assert not (home / "models" / ".lost.work").exists()
+
+
+def test_what_is_kept_serves_the_next_build(source: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "kept"
+    assert build(source, "first", "--budget", "6", "--work", str(place), scheme="w4a8-mixed") == 0
+    assert build(source, "apart", "--budget", "5.5", scheme="w4a8-mixed") == 0
+    monkeypatch.setattr(selfwritten, "write_text", None)
+    monkeypatch.setattr(sensitivity._Run, "measured", None)
+    assert build(source, "second", "--budget", "5.5", "--work", str(place), scheme="w4a8-mixed") == 0
+    assert weights(home / "models" / "second") == weights(home / "models" / "apart") != weights(home / "models" / "first")
+    assert "--work" not in record(home / "models" / "second")["command"], "a folder of this machine says nothing elsewhere"
+
+
+def test_a_folder_to_keep_things_in_that_is_a_file_is_one_line(
+    source: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(source, "no", "--work", str(_file(tmp_path / "a.txt", b"words"))) == 2
+    assert "a.txt" in capsys.readouterr().err.splitlines()[-1]
+    assert (tmp_path / "a.txt").read_bytes() == b"words" and not list((home / "models").glob("*"))
