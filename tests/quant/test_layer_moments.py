@@ -67,10 +67,12 @@ def gathered(part: Part, hidden: np.ndarray, work: Path, tokens: int | None = No
         ("down", "mlp", "llama", "all"),
         ("down", "mlp", "mistral", "window"),
         ("v", "attn", "mistral", "window"),
+        ("o", "attn", "gemma3_text", "period"),
+        ("down", "mlp", "gemma3_text", "period"),
     ],
 )
 def test_an_error_costs_what_it_moves_the_stream(role: str, half: str, name: str, kind: str, tmp_path: Path) -> None:
-    """Exact where the way to the stream is linear. Every head of v makes the same error, since their moments are pooled; what o
+    """Exact where the way to the stream is linear, within a few percent where a norm stands in it (Gemma). Every head of v makes the same error, since their moments are pooled; what o
     makes of it is taken to be of one size in all directions, so there o is made so."""
     seed, rng = fresh()
     part = layer_of(name, kind, 1)
@@ -92,7 +94,7 @@ def test_an_error_costs_what_it_moves_the_stream(role: str, half: str, name: str
     moments = gathered(part, hidden, tmp_path).moments()[target]
     rows = error[:head] if role == "v" else error
     said = np.einsum("nk,kl,nl->", rows, moments.h, rows, dtype=np.float64) * moments.tokens / hidden.shape[-1]
-    assert said == pytest.approx(moved, rel=2e-2), f"seed {seed}"
+    assert said == pytest.approx(moved, rel=0.15 if name == "gemma3_text" else 2e-2), f"seed {seed}"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "all"), ("gemma3_text", "period"), ("mistral", "window")])
