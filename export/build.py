@@ -8,15 +8,19 @@ Knows: the order of the stages and what each hands to the next. With `export.sta
     tokenizer, template, generation defaults -> run and measure what was written -> record, report -> manifest last -> one rename
 """
 
+import fcntl
 import importlib.metadata
 import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.bundle import store
 from appliance.bundle.manifest import FORMAT, Manifest, Provenance
-from appliance.errors import BadInput, LossError, TargetError
+from appliance.errors import BadInput, LossError, TargetError, Unavailable
 from appliance.targets.capabilities import Target
 from export import arch
 from export.checkpoint import open_checkpoint
@@ -57,7 +61,7 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
     if opened.task == "embed" and (static := [target.name for target in request.targets if target.flags.form == "static"]):
         raise TargetError(f"{static[0]} takes static graphs, and embedding models are built in the dynamic form", "--target cpu")
     check_targets(request, opened.task)
-    with store.writing(request.destination) as writer:
+    with _alone(request), store.writing(request.destination) as writer:
         try:
             bundle = _write(request, opened, writer, progress)
         except KeyboardInterrupt:
@@ -67,8 +71,29 @@ def build(request: BuildRequest, progress: Progress) -> store.Bundle:
             if not (isinstance(failure, LossError) and needs_calibration(request.scheme)):
                 request.clear()
             raise
-    request.clear()
+        request.clear()
     return bundle
+
+
+@contextmanager
+def _alone(request: BuildRequest) -> Iterator[None]:
+    """Keep other builds out of the work folder, where things lie half-done, and out of the destination with it."""
+    work = request.work
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = open(work / ".lock", "w")  # noqa: SIM115 - the block below closes it
+    except OSError as failure:
+        raise store.unwritable(request.kept or request.destination, failure) from failure
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(f"another build works in {work}", "wait for it, or choose another --output and --work") from None
+        try:
+            yield
+        finally:
+            if work.is_dir() and [path.name for path in work.iterdir()] == [".lock"]:
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def default_scheme(source: Path, target: Target) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from quant.arrays import groups_of
 from quant.scheme import Form
 
-SCALE_BITS = 16
+SCALE_BYTES = {"float16": 2, "float32": 4}
+"""By `WeightForms.scale_dtype`."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ class Unit:
     choices: tuple[Choice, ...]
 
 
-def bytes_of(rows: int, columns: int, form: Form) -> int:
+def bytes_of(rows: int, columns: int, form: Form, scale_dtype: str = "float16") -> int:
     """What a matrix takes in `form`: whole blocks of integers (a last partial one is padded), scales, zero points, offsets."""
     groups = groups_of(columns, form.group)
     whole = groups * form.group if form.group else columns
     zeros = 0 if form.symmetric else -(-groups * form.bits // 8)
     offsets = 2 * groups if form.offsets else 0
-    return rows * (whole * form.bits // 8 + groups * SCALE_BITS // 8 + zeros + offsets)
+    scale = 1 if form.element == "mxfp4" else SCALE_BYTES[scale_dtype]
+    return rows * (whole * form.bits // 8 + groups * scale + zeros + offsets)
 
 
 def choose(units: Sequence[Unit], budget: int) -> list[Choice]:

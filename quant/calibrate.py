@@ -10,14 +10,14 @@ Knows: the order of things, what a layer hands on, how a stopped run goes on. Do
 In memory at once: one layer's float weights, the moments of its streams, a few windows' activations. What a layer costs is
 spent twice, once as it stands and once quantized, because the next layer must see what it will be given.
 
-Activations stay float here: rounding them to int8 per block moves moments by 1e-4 of their size, far below the 1e-2 that
+Activations stay float here: rounding them to int8 per block moves moments by 1e-4 of their size, far below the 3e-2 that
 solvers add to the diagonal.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ from quant.plan import Plan
 from quant.scheme import Form
 from quant.spill import Spilled
 
-VERSION = 2
+VERSION = 3
 """Raised whenever the same text would give other moments."""
 
 _TOKENS = 512
@@ -57,7 +57,7 @@ class Setup:
         ids: [W,S], windows of the calibration text.
         opener: opens parts.
         work: folder for results and hidden states.
-        source: fingerprint of the float weights.
+        source: fingerprint of the float model, its numbers beside the weights included; "" = the weights themselves are read.
         threads: so many weights are solved at once.
     """
 
@@ -85,10 +85,14 @@ Visit = Callable[[Layer], Mapping[str, ir.TensorProtocol]]
 """Looks at a layer's moments and gives the tensors that take the place of its weights, by name, before hidden states go on."""
 
 
-def fingerprint(ids: Ids, plans: Sequence[Plan]) -> str:
-    """What the results of a calibration depend on beside the weights: the text, and what becomes of every weight before."""
-    said = [[plan.name, _form(plan.form), plan.solver, solvers.find(plan.solver).VERSION] for plan in plans if plan.in_body]
-    text = json.dumps([VERSION, list(ids.shape), said])
+def fingerprint(ids: Ids, plans: Sequence[Plan], source: str) -> str:
+    """What the results of a calibration depend on: the text, the float model, and what becomes of every weight before.
+
+    Args:
+        source: fingerprint of the float model; without it the weights' own numbers are read.
+    """
+    said = [[*identity(plan, source), plan.solver, solvers.find(plan.solver).VERSION] for plan in plans if plan.in_body]
+    text = json.dumps([VERSION, source, list(ids.shape), said])
     return hashlib.sha256(np.ascontiguousarray(ids, "<u4").tobytes() + text.encode()).hexdigest()
 
 
@@ -108,7 +112,7 @@ def calibrate(model: ir.Model, plans: Sequence[Plan], setup: Setup, progress: Pr
         BadInput: the model cannot be cut into layers.
         CheckpointError: a weight is damaged; it is named.
     """
-    print_ = fingerprint(setup.ids, plans)
+    print_ = fingerprint(setup.ids, plans, setup.source)
     chosen = {plan.name: plan for plan in plans if plan.form.bits and plan.in_body}
     wanted = [plan for plan in chosen.values() if solvers.find(plan.solver).NEEDS_MOMENTS]
 
@@ -278,5 +282,8 @@ def values_of(spilled: Spilled, form: Form) -> Floats:
     return dequantize_affine(q, scales, None if form.symmetric else spilled.zero_points(), form.bits, form.group)
 
 
-def _form(form: Form) -> list[object]:
-    return [form.bits, form.group, form.symmetric, form.offsets]
+def identity(plan: Plan, source: str) -> list[object]:
+    """A weight and its form; its numbers too where no fingerprint of the model says them."""
+    assert plan.weight.const_value is not None
+    numbers = "" if source else spill.content_of(plan.weight.const_value.numpy())
+    return [plan.name, *astuple(plan.form), numbers]

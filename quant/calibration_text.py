@@ -84,6 +84,11 @@ def of_record(told: Mapping[str, Any], where: str) -> CalibrationText:
     return CalibrationText(kind, ids, {key: value for key, value in told.items() if key not in _COUNTED})
 
 
+def spread(total: int, count: int) -> list[int]:
+    """Numbers of `count` windows, evenly spread over all of them: a text has its kinds one after the other."""
+    return [number * total // count for number in range(count)] if count < total else list(range(total))
+
+
 def given(path: Path, words: Bundle, tokens: int, window: int) -> CalibrationText:
     """A person's own text: a file, a folder of text files, or the record.json of another build.
 
@@ -97,7 +102,7 @@ def given(path: Path, words: Bundle, tokens: int, window: int) -> CalibrationTex
     """
     tokenizer = load_tokenizer(words)
     if path.suffix == ".json" and path.is_file():
-        return _given_record(path, tokenizer)
+        return _given_record(path, tokenizer, window)
     files = _files(path)
     texts = [_text(file) for file in files]
     front = [tokenizer.info.bos] if tokenizer.info.add_bos and tokenizer.info.bos is not None else []
@@ -106,13 +111,13 @@ def given(path: Path, words: Bundle, tokens: int, window: int) -> CalibrationTex
         raise BadInput(f"{path} has only {len(ids)} tokens", f"calibrate on at least {LEAST}; 32768 are good")
     step = min(window, len(ids)) - len(front)
     starts = list(range(0, len(ids) - step + 1, step))
-    count = max(1, min(len(starts), tokens // window))
-    chosen = [starts[number * len(starts) // count] for number in range(count)]
+    chosen = [starts[number] for number in spread(len(starts), max(1, tokens // window))]
     told = {"files": [{"name": file.name, "sha256": _sha256(text)} for file, text in zip(files, texts, strict=True)]}
     return CalibrationText("text", np.array([[*front, *ids[start : start + step]] for start in chosen], np.int64), told)
 
 
-def _given_record(path: Path, tokenizer: Tokenizer) -> CalibrationText:
+def _given_record(path: Path, tokenizer: Tokenizer, window: int) -> CalibrationText:
+    """Its windows; their beginnings where the model has been given less context than the other had."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))["calibration"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -122,7 +127,7 @@ def _given_record(path: Path, tokenizer: Tokenizer) -> CalibrationText:
     found = of_record(told, str(path))
     if int(found.ids.max()) >= tokenizer.vocab_size:
         raise BadInput(f"the tokens of {path} are another vocabulary's", "give the record of a bundle of the same model")
-    return CalibrationText("record", found.ids)
+    return CalibrationText("record", found.ids[:, :window])
 
 
 def _files(path: Path) -> Sequence[Path]:

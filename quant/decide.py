@@ -185,10 +185,15 @@ def solve(plan: Plan, weight: np.ndarray, moments: Moments | None, work: Path, k
     Raises:
         CheckpointError: the weight holds NaN or infinity, or does not fit float16 scales; it is named.
     """
+    return spill.write(work, key, solved(plan, weight, moments, threads))
+
+
+def solved(plan: Plan, weight: np.ndarray, moments: Moments | None, threads: int) -> solvers.Solved:
+    """What the plan's solver makes of `weight`; raises as `solve` does."""
     solver = solvers.find(plan.solver)
     assert moments is not None or not solver.NEEDS_MOMENTS, f"{plan.name}: {plan.solver} needs calibration first"
     try:
-        return spill.write(work, key, solver.solve(weight, plan.form, moments, threads))
+        return solver.solve(weight, plan.form, moments if solver.NEEDS_MOMENTS else None, threads)
     except ValueError as failure:
         raise CheckpointError(f"weight {plan.name}: {failure}", "the checkpoint is damaged; fetch it again") from None
 

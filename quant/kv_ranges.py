@@ -163,5 +163,5 @@ def _read(path: Path) -> tuple[LayerScales, ...]:
                 LayerScales(n, KvScales(arrays[f"{n}.key"], arrays[f"{n}.value"]), *(float(x) for x in arrays[f"{n}.snr"]))
                 for n in numbers
             )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return ()

@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from appliance.bundle.vocabulary import ATTENTION, LINEAR, ROLE
 from quant.arrays import Floats
-from quant.attended import Shape, attended
+from quant.attended import Entering, Shape, attended
 from quant.graph import tensor_of
 from quant.layers import Outputs, Part, give_out
 from quant.moments import Gatherer, Moments
@@ -62,6 +62,7 @@ class LayerMoments:
         self._gatherers: dict[str, Gatherer] = {}
         self._halves: dict[str, _Half] = {}
         self._attention: tuple[Shape, tuple[Floats, Floats] | None] | None = None
+        self._normed = False
         self._keys = {name: stream for stream, names in part.streams.items() for name in names}
 
     def build(self) -> ir.Model:
@@ -104,7 +105,10 @@ class LayerMoments:
         (node,) = nodes
         for value, name in zip(node.inputs[:3], _BEFORE["attn.o"], strict=True):
             assert value is not None
-            _given_out(model, value, f"{name}.leaves")
+            _given_out(model, value, f"{name}.enters")
+        self._normed = linears["attn.k"].outputs[0] is not node.inputs[1]
+        for name in ("attn.q", "attn.k") if self._normed else ():
+            _given_out(model, linears[name].outputs[0], f"{name}.leaves")
         whole = {name: node.attributes[name].as_int() for name in ("heads", "kv_heads", "head_dim", "window")}
         shape = Shape(**whole, scale=node.attributes["scale"].as_float(), softcap=node.attributes["softcap"].as_float())
         tables = [tensor_of(value, node).numpy() for value in node.inputs[5:7] if value is not None]
@@ -119,12 +123,14 @@ class LayerMoments:
         for at in range(len(entering)):
             if (first + at) % self._every:
                 continue
-            q, k, v = (out.streams[f"{role}.leaves"][at] for role in _BEFORE["attn.o"])
+            inside = [out.streams[f"{role}.enters"][at] for role in _BEFORE["attn.o"]]
+            before = [out.streams[f"{role}.leaves"][at] for role in ("attn.q", "attn.k") if self._normed]
+            one = Entering(inside[0], inside[1], inside[2], (before[0], before[1]) if before else None)
             keys, queries = np.zeros(length, np.float32), np.zeros(length, np.float32)
-            for one in attended(entering[at], (q, k, v), shape, cut, costs[at]):
-                self._gather("attn.v", one.vectors)
-                keys += one.keys
-                queries += one.queries
+            for head in attended(entering[at], one, shape, cut, costs[at]):
+                self._gather("attn.v", head.vectors)
+                keys += head.keys
+                queries += head.queries
             self._gather("attn.k", entering[at], keys)
             self._gather("attn.q", entering[at], queries)
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from appliance.bundle.vocabulary import ROLE
 from appliance.errors import TargetError
 from appliance.targets.capabilities import Target
-from quant.budget import Choice, Unit, bytes_of, choose
+from quant.budget import SCALE_BYTES, Choice, Unit, bytes_of, choose
 from quant.calibrate import Setup
 from quant.emit import refusal
 from quant.plan import Plan, plans
@@ -47,8 +47,9 @@ def with_exceptions(
     by_name = {plan.name: plan for plan in body if len(forms[plan.name]) > 1}
     asked = tuple(dict.fromkeys(form for name in by_name for form in forms[name]))
     costs = measure(model, list(by_name.values()), setup, asked, progress)
-    units = [_unit(cost, by_name, forms) for cost in costs]
-    weights, fixed = _body(model, body, by_name)
+    scales = max((target.weights.scale_dtype for target in targets), key=SCALE_BYTES.__getitem__)
+    units = [_unit(cost, by_name, forms, scales) for cost in costs]
+    weights, fixed = _body(model, body, by_name, scales)
     budget = int(scheme.budget * weights / 8) - fixed
     chosen = choose(units, budget)
     taken = sum(choice.bytes for choice in chosen)
@@ -64,9 +65,11 @@ def _forms(plan: Plan, scheme: Scheme, targets: Sequence[Target]) -> tuple[Form,
     given = (*(target.role_overrides for target in targets), scheme.options.roles)
     if plan.name in scheme.options.weights or any(role in rules for rules in given for role in plan.roles):
         return (plan.form,)
+    own = scheme.options.group
+    groups = (0,) if not plan.form.group else GROUPS if own is None else (own,)
     found = [plan.form]
     for bits in (4, 8):
-        for group in GROUPS if plan.form.group else (0,):
+        for group in groups:
             for symmetric in (True, False) if group else (True,):
                 form = replace(plan.form, bits=bits, group=group, symmetric=symmetric)
                 if all(_possible(form, plan, target) for target in targets):
@@ -82,18 +85,20 @@ def _possible(form: Form, plan: Plan, target: Target) -> bool:
     return refusal(target.weights.operator, form, plan.roles) is None
 
 
-def _unit(cost: Cost, planned: Mapping[str, Plan], forms: Mapping[str, Sequence[Form]]) -> Unit:
+def _unit(cost: Cost, planned: Mapping[str, Plan], forms: Mapping[str, Sequence[Form]], scales: str) -> Unit:
     shared = [form for form in forms[cost.weights[0]] if all(form in forms[name] for name in cost.weights)]
+    if not cost.kl:  # it lies on its form's grid already, and nothing is known of others
+        shared = []
     choices = []
     for form in shared or [planned[cost.weights[0]].form]:
-        taken = sum(bytes_of(planned[name].shape[0], planned[name].shape[1], form) for name in cost.weights)
+        taken = sum(bytes_of(*planned[name].shape, form, scales) for name in cost.weights)
         choices.append(Choice(form, taken, cost.kl * cost.factors[form]))
     return Unit(cost.weights[0], tuple(choices))
 
 
-def _body(model: ir.Model, body: Sequence[Plan], chosen: Mapping[str, Plan]) -> tuple[int, int]:
+def _body(model: ir.Model, body: Sequence[Plan], chosen: Mapping[str, Plan], scales: str) -> tuple[int, int]:
     """Weights of the body, as the record counts them, and the bytes of those that nothing is chosen for."""
-    weights, fixed = 0, sum(bytes_of(plan.shape[0], plan.shape[1], plan.form) for plan in body if plan.name not in chosen)
+    weights, fixed = 0, sum(bytes_of(*plan.shape, plan.form, scales) for plan in body if plan.name not in chosen)
     quantized = {plan.name for plan in body}
     for name, value in model.graph.initializers.items():
         tensor, role = value.const_value, value.metadata_props.get(ROLE, "")

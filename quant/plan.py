@@ -42,10 +42,11 @@ class Plan:
         return str(self.weight.name)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int]:
         """(N, K)."""
         assert self.weight.const_value is not None
-        return sizes(self.weight.const_value)
+        rows, columns = sizes(self.weight.const_value)
+        return rows, columns
 
     @property
     def parameters(self) -> int:

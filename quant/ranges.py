@@ -113,7 +113,7 @@ def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> 
         entering = setup.ids if not index else files[index % 2].read(slice(None))
         last = index == len(parts) - 1
         if last:
-            entering = entering.reshape(-1, _TAIL_WINDOW if entering[0].size % _TAIL_WINDOW == 0 else 1, shape[-1])
+            entering = entering.reshape(-1, _TAIL_WINDOW if entering.shape[1] % _TAIL_WINDOW == 0 else 1, shape[-1])
             entering = entering[:: max(1, entering.shape[0] * entering.shape[1] // _TAIL_TOKENS)]
         found += _Measuring(part, setup.opener, setup.choose, entering, None if last else files[1 - index % 2]).run()
     for file in files:

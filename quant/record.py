@@ -10,19 +10,14 @@ from typing import Any
 import numpy as np
 
 from appliance.bundle.manifest import SchemeSummary, WeightForm
+from quant.budget import bytes_of
 from quant.decide import Decision, Kept, Matrix
 from quant.scheme import Form, Options, WeightRule
-
-_SCALE_BYTES = {"float16": 2, "float32": 4}
 
 
 def matrix_bytes(matrix: Matrix, scale_dtype: str = "float16") -> int:
     """Bytes in the file: packed integers, the padding of partial groups included, scales, zero points, offsets."""
-    width, bits = matrix.form.group or matrix.columns, matrix.form.bits
-    zeros = 0 if matrix.form.symmetric else matrix.rows * -(-(matrix.scales // matrix.rows) * bits // 8)
-    scale = 1 if matrix.form.element == "mxfp4" else _SCALE_BYTES[scale_dtype]
-    offsets = 2 * matrix.scales if matrix.form.offsets else 0
-    return matrix.scales * width * bits // 8 + matrix.scales * scale + zeros + offsets
+    return bytes_of(matrix.rows, matrix.columns, matrix.form, scale_dtype)
 
 
 def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from appliance.bundle.manifest import StateTensor
 from appliance.bundle.store import Bundle
 from appliance.bundle.vocabulary import ATTENTION_MASK, INPUT_IDS, LOGITS, LOGITS_TO_KEEP
-from appliance.errors import RequestError
+from appliance.errors import CheckpointError, RequestError
 from appliance.runtime.chat_template import ChatTemplate, load_chat_template
 from appliance.runtime.session import give_back_memory
 from appliance.runtime.tokenizer import Tokenizer, load_tokenizer
@@ -158,6 +158,8 @@ def rows_at_once(state: Sequence[StateTensor], wish: Wish) -> int:
 def draw(logits: npt.NDArray[np.float32], number: float) -> int:
     """The token that `number` in [0,1) picks among those of weight, logits [V]."""
     most = float(logits.max())
+    if not np.isfinite(most):
+        raise CheckpointError("the model's predictions are not finite", "the checkpoint is damaged; fetch it again")
     likely = np.flatnonzero(logits >= most + _TEMPERATURE * np.log(_LEAST_WEIGHT))
     weights = np.cumsum(np.exp((logits[likely].astype(np.float64) - most) / _TEMPERATURE))
     return int(likely[np.searchsorted(weights, number * weights[-1], side="right").clip(max=len(likely) - 1)])

@@ -20,7 +20,7 @@ fifth of the three and four fifths of their loss, so it pays that it is not join
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from quant import solvers, spill
+from appliance.errors import CheckpointError
+from quant import calibrate, solvers, spill
 from quant.affine import dequantize_affine
 from quant.arrays import Floats, group_size, groups_of
-from quant.calibrate import Setup
+from quant.calibrate import Setup, identity
+from quant.calibration_text import spread
+from quant.decide import solved
 from quant.graph import lazy, tensor_of
 from quant.head import Head
 from quant.layer_moments import LayerMoments
@@ -41,14 +44,14 @@ from quant.parallel import each
 from quant.plan import Plan
 from quant.scheme import Form
 
-VERSION = 3
+VERSION = 4
 """Raised whenever the same model and text would give other figures."""
 
-HELD_OUT = 512
-"""Tokens at the end of the text that the cost is measured on; their moments are not gathered."""
+HELD_OUT, _SHARE = 512, 256
+"""Tokens that the cost is measured on, whose moments are not gathered; so many are the beginning of one window of the text."""
 SEEN = 6144
-"""Tokens at the start of it whose moments the weights are solved with: four times the widest stream of a small model. The
-solution that ships sees all of the text; for the order of the weights this is enough."""
+"""Tokens, evenly spread over the rest, whose moments the weights are solved with: four times the widest stream of a small model.
+The solution that ships sees all of the text; for the order of the weights this is enough."""
 
 _SAMPLES = 16
 """Words drawn at each place."""
@@ -112,20 +115,31 @@ class _Run:
         assert self._tail.name == TAIL
         self._layers = [part for part in parts if part.layer is not None]
         self._units = [_units(part, plans) for part in self._layers]
-        held = -(-HELD_OUT // setup.ids.shape[1])
-        self._held = setup.ids[-held:]
-        self._seen = setup.ids[: max(1, min(len(setup.ids) - held, -(-SEEN // setup.ids.shape[1])))]
-        self._batch = max(1, _BATCH // setup.ids.shape[1])
+        windows, length = setup.ids.shape
+        share = min(_SHARE, length)
+        held = spread(windows, -(-HELD_OUT // share))
+        self._held = setup.ids[held, :share]
+        rest = np.delete(setup.ids, held, 0) if len(held) < windows else setup.ids
+        self._seen = rest[spread(len(rest), -(-SEEN // length))]
+        self._batch, self._held_batch = max(1, _BATCH // length), max(1, _BATCH // share)
         self._name = f"sensitivity.{self._print()}"
         self._files: list[list[Hidden]] = []
         self._factors: list[dict[Form, float]] = []
 
     def read(self) -> tuple[Cost, ...] | None:
         """The figures of an earlier run."""
-        told = _read_json(self._path("json"))
-        if told is None:
+        told, count = _read_json(self._path("json")), sum(len(units) for units in self._units)
+        factors = self._read_factors(told, count)
+        if told is None or factors is None or not _numbers(told.get("kl"), count):
             return None
-        return self._costs(told["kl"], [dict(zip(self._forms, row, strict=True)) for row in told["factors"]])
+        return self._costs(told["kl"], factors)
+
+    def _read_factors(self, told: dict[str, Any] | None, count: int) -> list[dict[Form, float]] | None:
+        """What a file says of the first `count` units; None where it does not, whatever it holds."""
+        rows = (told or {}).get("factors")
+        if not isinstance(rows, list) or len(rows) != count or not all(_numbers(row, len(self._forms)) for row in rows):
+            return None
+        return [dict(zip(self._forms, row, strict=True)) for row in rows]
 
     def measured(self, progress: Progress | None) -> tuple[Cost, ...]:
         for index in range(self._begin(), len(self._layers)):
@@ -152,15 +166,14 @@ class _Run:
         gathering = LayerMoments(part, SEEN)
         running = Running(gathering.build(), self._setup.opener)
         (text, after), (held, moved) = (pair if index % 2 == 0 else pair[::-1] for pair in self._files)
-        vectors: dict[str, Floats] = {}
         for windows, out in pass_through(running, text, after, self._batch):
             gathering.add(out, windows.start)
         streams = running.run(held.read(slice(0, len(self._held)))).streams
         del running
         made = len(self._held) * (1 + sum(len(units) for units in self._units[:index]))
         plain = Running(part.build(streams=False), self._setup.opener)
-        for start in range(0, made, self._batch):
-            rows = slice(start, min(start + self._batch, made))
+        for start in range(0, made, self._held_batch):
+            rows = slice(start, min(start + self._held_batch, made))
             moved.write(rows, plain.run(held.read(rows)).hidden)
         del plain
         moments = gathering.moments()
@@ -179,8 +192,8 @@ class _Run:
             for name, tensor in tensors.items():
                 changed.graph.initializers[name].const_value = tensor
             variant = Running(changed, self._setup.opener)
-            for start in range(0, len(self._held), self._batch):
-                rows = slice(start, min(start + self._batch, len(self._held)))
+            for start in range(0, len(self._held), self._held_batch):
+                rows = slice(start, min(start + self._held_batch, len(self._held)))
                 moved.write(slice(made + rows.start, made + rows.stop), variant.run(held.read(rows)).hidden)
             made += len(self._held)
 
@@ -195,9 +208,8 @@ class _Run:
             plan = self._plans[name]
             assert plan.weight.const_value is not None
             weight = np.asarray(plan.weight.const_value.numpy(), np.float32)
-            solver = solvers.find(plan.solver)
-            solved = solver.solve(weight, plan.form, moments[name] if solver.NEEDS_MOMENTS else None, 1)
-            values = dequantize_affine(solved.q, solved.scales, solved.zero_points, plan.form.bits, plan.form.group)
+            made = solved(plan, weight, moments[name], 1)
+            values = dequantize_affine(made.q, made.scales, made.zero_points, plan.form.bits, plan.form.group)
             tensors[name] = lazy(name, ir.DataType.FLOAT, plan.shape, lambda values=values: values)  # type: ignore[misc]
             missed = float(np.square(vectors @ (weight - values).T).sum(dtype=np.float64))
             some = weight[:: max(1, len(weight) // _ROWS)]
@@ -218,6 +230,9 @@ class _Run:
         for variant in range(1, held.shape[0] // count):
             changed = running.run(held.read(slice(variant * count, (variant + 1) * count))).hidden
             found.append(sampled_kl(rows, (changed - plain).reshape(-1, plain.shape[-1])))
+        for kl, unit in zip(found, (unit for layer in self._units for unit in layer), strict=True):
+            if not np.isfinite(kl):
+                raise CheckpointError(f"with {unit[0]} quantized the model's predictions are not finite", "fetch it again")
         return found
 
     def _sampled_rows(self, entering: Floats) -> Floats:
@@ -237,15 +252,24 @@ class _Run:
         """Open the files; which layer comes first."""
         width = width_of(self._embed)
         variants = 1 + sum(len(units) for units in self._units)
-        tokens = self._setup.ids.shape[1]
-        shapes = {"text": (len(self._seen), tokens, width), "held": (len(self._held) * variants, tokens, width)}
+        shapes = {
+            "text": (*self._seen.shape, width),
+            "held": (len(self._held) * variants, self._held.shape[1], width),
+        }
         paths = {kind: [self._path(f"{kind}.{turn}.npy") for turn in (0, 1)] for kind in shapes}
         told = _read_json(self._path("note.json"))
         found = [[Hidden.existing(path, shapes[kind]) for path in pair] for kind, pair in paths.items()]
-        if told is not None and all(one is not None for pair in found for one in pair):
-            self._files = [[one for one in pair if one is not None] for pair in found]
-            self._factors = [dict(zip(self._forms, row, strict=True)) for row in told["factors"]]
-            return int(told["layers"])
+        layers = told.get("layers") if told is not None else None
+        if (
+            isinstance(layers, int)
+            and 0 <= layers <= len(self._layers)
+            and all(one is not None for pair in found for one in pair)
+        ):
+            factors = self._read_factors(told, sum(len(units) for units in self._units[:layers]))
+            if factors is not None:
+                self._files = [[one for one in pair if one is not None] for pair in found]
+                self._factors = factors
+                return layers
         self._path("note.json").unlink(missing_ok=True)
         self._files = [[Hidden(path, shapes[kind]) for path in pair] for kind, pair in paths.items()]
         running = Running(self._embed.build(), self._setup.opener)
@@ -273,11 +297,11 @@ class _Run:
 
     def _print(self) -> str:
         plans = [
-            [plan.name, *_said(plan.form), plan.solver, solvers.find(plan.solver).VERSION, _weight_said(plan, self._setup.source)]
-            for plan in self._plans.values()
+            [*identity(plan, self._setup.source), plan.solver, solvers.find(plan.solver).VERSION] for plan in self._plans.values()
         ]
-        forms, shape = [_said(form) for form in self._forms], list(self._setup.ids.shape)
-        text = json.dumps([VERSION, self._setup.source, plans, forms, shape])
+        forms, shape = [astuple(form) for form in self._forms], list(self._setup.ids.shape)
+        versions = [VERSION, calibrate.VERSION, solvers.find("fit").VERSION]
+        text = json.dumps([versions, self._setup.source, plans, forms, shape])
         return hashlib.sha256(np.ascontiguousarray(self._setup.ids, "<u4").tobytes() + text.encode()).hexdigest()[:32]
 
 
@@ -331,19 +355,14 @@ def _units(part: Part, plans: Mapping[str, Plan]) -> list[tuple[str, ...]]:
     return found
 
 
-def _said(form: Form) -> list[int]:
-    return [form.bits, form.group, int(form.symmetric)]
-
-
-def _weight_said(plan: Plan, source: str) -> str:
-    """Nothing where the checkpoint's fingerprint says it."""
-    assert plan.weight.const_value is not None
-    return "" if source else spill.content_of(plan.weight.const_value.numpy())
+def _numbers(row: object, count: int) -> bool:
+    """Whether it is a list of `count` finite numbers."""
+    return isinstance(row, list) and len(row) == count and all(isinstance(one, float | int) and np.isfinite(one) for one in row)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return told
+    return told if isinstance(told, dict) else None

@@ -174,7 +174,7 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
-def _unwritable(destination: Path, failure: OSError) -> StorageError:
+def unwritable(destination: Path, failure: OSError) -> StorageError:
     return StorageError(f"cannot write {destination}: {failure.strerror}", "free space or choose another --output")
 
 
@@ -194,11 +194,11 @@ def writing(destination: Path) -> Iterator[BundleWriter]:
         try:
             writer.folder.mkdir(parents=True)
         except OSError as failure:  # whatever the reason, nothing can be made there
-            raise _unwritable(destination, failure) from failure
+            raise unwritable(destination, failure) from failure
         yield writer
     except OSError as failure:
         if failure.errno in UNWRITABLE:
-            raise _unwritable(destination, failure) from failure
+            raise unwritable(destination, failure) from failure
         raise
     finally:
         shutil.rmtree(writer.folder, ignore_errors=True)

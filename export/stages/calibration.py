@@ -18,7 +18,7 @@ from appliance.errors import BadInput
 from appliance.targets import load
 from export import lower, save, slices
 from export.stages.job import Job
-from quant import calibrate, calibration_text, decide, emit, kv, mixed, selfwritten, solvers
+from quant import calibrate, calibration_text, decide, emit, kv, mixed, selfwritten, solvers, spill
 from quant.calibration_text import WINDOW, CalibrationText
 from quant.plan import plans
 from quant.scheme import STORED, Options, Scheme
@@ -81,7 +81,9 @@ def text_of(job: Job) -> CalibrationText:
     if request.calibration is not None:
         return calibration_text.given(request.calibration, words, request.calibration_tokens, window)
     windows = max(1, request.calibration_tokens // window)
-    key = hashlib.sha256(json.dumps([job.source, selfwritten.VERSION, windows, window]).encode()).hexdigest()[:32]
+    files = [f"{name}={entry.sha256}" for name, entry in words.manifest.files.items()]
+    source = " ".join([job.source, *files, repr(job.tokenizer)])
+    key = hashlib.sha256(json.dumps([source, selfwritten.VERSION, windows, window]).encode()).hexdigest()[:32]
     path = request.work / f"text.{key}.json"
     try:
         return calibration_text.of_record(json.loads(path.read_text(encoding="utf-8")), str(path))
@@ -92,10 +94,10 @@ def text_of(job: Job) -> CalibrationText:
         words,
         Wish(windows, window, turns=windows // 2),
         request.work,
-        job.source,
+        source,
         lambda done, total: job.progress("write text", done, total),
     )
-    path.write_text(json.dumps(text.record()), encoding="utf-8")
+    spill.replace_file(path, lambda place: spill.write_text(place, json.dumps(text.record())))
     shutil.rmtree(request.work / "writer", ignore_errors=True)
     return text
 

@@ -117,9 +117,10 @@ class Job:
 
     @property
     def source(self) -> str:
-        """Fingerprint of the float weights: the checkpoint's files and the changes."""
+        """Fingerprint of the float model: the checkpoint's files, its configuration as it was opened, and the changes."""
         files = [f"{name}={digest}" for name, digest in sorted(self.hashes.items())]
-        return " ".join([*files, *(change.fingerprint for change in self.changes)])
+        opened = f"{self.opened.model_type} {self.opened.config!r}"
+        return " ".join([*files, opened, *(change.fingerprint for change in self.changes)])
 
     def model(self) -> ir.Model:
         """A fresh canonical float graph, changed as all of this build's are."""

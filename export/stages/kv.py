@@ -52,7 +52,7 @@ def kv_scaled(job: Job) -> Job:
     text, target = _text(job), job.request.targets[0]
     model, _ = decided_model(job, target)
     opener = slices.opener(text.ids.shape[1], job.request.work / "parts", emit.emit, target=slices.reference_for(target))
-    key = f"{job.source} {target.name} {job.fingerprint(target)} {job.scheme}"
+    key = f"{job.source} {target!r} {job.fingerprint(target)} {job.scheme}"
     setup = kv_ranges.Setup(text.ids, opener, job.request.work, key)
     layers = kv_ranges.collect(model, setup, lambda done, total, _: job.progress("find scales of keys and values", done, total))
     told = {

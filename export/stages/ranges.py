@@ -13,6 +13,7 @@ from export.stages.calibration import text_of
 from export.stages.job import Job
 from export.stages.variants import decided_model
 from quant import emit, ranges
+from quant.calibration_text import spread
 from quant.scheme import Scheme
 from quant.static import STATIC_BITS, Ranges
 
@@ -34,7 +35,7 @@ def ranged(job: Job) -> Job:
     if not wants_ranges(job.scheme):
         return job
     text = text_of(job)
-    windows = text.ids[: max(1, TOKENS // text.ids.shape[1])]
+    windows = text.ids[spread(len(text.ids), max(1, TOKENS // text.ids.shape[1]))]
     found: dict[str, Mapping[str, Ranges]] = {}
     told: dict[str, Any] = {}
     for target in job.request.targets:

@@ -2,8 +2,10 @@
 
 import base64
 import dataclasses
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,3 +205,26 @@ def test_a_folder_to_keep_things_in_that_is_a_file_is_one_line(
     assert build(source, "no", "--work", str(_file(tmp_path / "a.txt", b"words"))) == 2
     assert "a.txt" in capsys.readouterr().err.splitlines()[-1]
     assert (tmp_path / "a.txt").read_bytes() == b"words" and not list((home / "models").glob("*"))
+
+
+def test_two_builds_do_not_share_a_work_folder_at_once(
+    source: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "kept"
+    place.mkdir()
+    with open(place / ".lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert build(source, "second", "--work", str(place)) == 3
+        assert "another build works in" in capsys.readouterr().err.splitlines()[-1]
+    assert not (home / "models").exists() or not list((home / "models").iterdir())
+
+
+def test_another_configuration_of_the_same_weights_shares_nothing(source: Path, home: Path, tmp_path: Path) -> None:
+    place, other = tmp_path / "kept", tmp_path / "other"
+    shutil.copytree(source, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rope_theta": 77.0}))
+    assert build(source, "one", "--work", str(place)) == 0
+    assert build(other, "two", "--work", str(place)) == 0
+    assert build(other, "apart") == 0
+    assert weights(home / "models" / "two") == weights(home / "models" / "apart")

@@ -125,12 +125,13 @@ def test_the_fingerprint_changes_with_text_and_with_what_comes_before(watching: 
     base = plans(model, SCHEME, load("cpu"))
     other = plans(model, dataclasses.replace(SCHEME, options=Options(group=64)), load("cpu"))
     found = {
-        calibrate.fingerprint(ids, base),
-        calibrate.fingerprint(ids + 1, base),
-        calibrate.fingerprint(ids.reshape(4, 12), base),
-        calibrate.fingerprint(ids, other),
+        calibrate.fingerprint(ids, base, "s"),
+        calibrate.fingerprint(ids + 1, base, "s"),
+        calibrate.fingerprint(ids.reshape(4, 12), base, "s"),
+        calibrate.fingerprint(ids, other, "s"),
+        calibrate.fingerprint(ids, base, "t"),
     }
-    assert len(found) == 4 and calibrate.fingerprint(ids.copy(), base) in found
+    assert len(found) == 5 and calibrate.fingerprint(ids.copy(), base, "s") in found
 
 
 def test_a_walk_that_changes_nothing_is_the_float_model(watching: SimpleNamespace, tmp_path: Path) -> None:
