@@ -22,8 +22,10 @@ import hashlib
 import importlib.metadata
 import io
 import json
+import os
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +86,17 @@ class Store:
         path = self._path(key, window)
         if not path.exists():
             return None
-        with np.load(path) as found:
-            return Rows(*(found[field.name] for field in dataclasses.fields(Rows)))
+        try:
+            with path.open("rb") as file, np.load(file) as found:
+                return Rows(*(found[field.name] for field in dataclasses.fields(Rows)))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None  # damaged: it is measured again
 
     def write(self, key: str, window: windows.Window, rows: Rows) -> None:
         """Keep them; whole or not at all."""
         path = self._path(key, window)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{os.getpid()}.part")
         with part.open("wb") as file:
             np.savez(file, **{field.name: getattr(rows, field.name) for field in dataclasses.fields(Rows)})
         part.rename(path)
@@ -153,17 +158,20 @@ class Measurement:
     ) -> None:
         wanted = [point for point in group if any(point in todo for _, todo in lacking)]
         command = [sys.executable, "-m", "bench.quality_appliance", "float", str(self._source), str(self._tools.threads)]
-        reference = Side("the float graph", command, scratch / "float")
-        sides = {point: Side(point.name, point.command(self._tools), scratch / f"{at}") for at, point in enumerate(wanted)}
-        try:
+        with contextlib.ExitStack() as opened:
+
+            def side(name: str, command: list[str], folder: Path) -> Side:
+                made = Side(name, command, folder)
+                opened.callback(made.close)
+                return made
+
+            reference = side("the float graph", command, scratch / "float")
+            sides = {point: side(point.name, point.command(self._tools), scratch / f"{at}") for at, point in enumerate(wanted)}
             for done, (cut, todo) in enumerate(lacking):
                 print(f"window {done + 1} of {len(lacking)}: {', '.join(one.name for one in todo)}", file=sys.stderr, flush=True)
                 wanted_logits = reference.logits(cut.ids)
                 for point in todo:
                     self._store.write(keys[point], cut, compared(wanted_logits, sides[point].logits(cut.ids), cut.ids))
-        finally:
-            for side in (reference, *sides.values()):
-                side.close()
 
 
 def compared(reference: np.ndarray, logits: np.ndarray, ids: np.ndarray) -> Rows:
@@ -215,9 +223,12 @@ def compare_model(name: str, asked: argparse.Namespace, tools: Tools) -> dict[st
     checkpoint = found(name)
     folder = asked.work / "quality" / f"{checkpoint.stem}-{asked.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "float32.gguf"
+    source, note = folder / "float32.gguf", folder / "checkpoint"
     if not source.exists():
         write_float(checkpoint, source, asked.seed)
+        note.write_text(digest_of([checkpoint]), encoding="utf-8")
+    elif not note.exists() or note.read_text(encoding="utf-8") != digest_of([checkpoint]):
+        raise SystemExit(f"{folder} is about another {checkpoint.name}; remove it, or choose another --work")
     points = quality_points.chosen(asked.peers, folder)
     ours = Point(f"{OURS}/w8a8", folder / f"{OURS}-w8a8")  # its tokenizer reads the text
     for point in [ours, *points]:

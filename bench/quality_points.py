@@ -8,11 +8,15 @@ rtn, k_quant and the names with _last and _mixed; `matmul_mixed_precision`; `blo
 head at 8 bits makes a graph that does not load (the embedding asks for a tensor by another method's name), so it is left out.
 """
 
+import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+
+from quant import arrays, calibrate, selfwritten, sensitivity, solvers
 
 HERE = Path(__file__).resolve().parent
 FLOATS = ("llama.cpp/F32", "genai/fp32")
@@ -106,15 +110,20 @@ def chosen(patterns: str, folder: Path) -> list[Point]:
 
 
 def make(point: Point, source: Path, tools: Tools) -> None:
-    """Make the point's files from the float weights, unless they are there."""
+    """Make the point's files from the float weights, unless they are there and would come out the same."""
+    told = json.dumps(_told(point), sort_keys=True)
+    note = point.path.with_name(f"{point.path.name}.made")
     if point.path.exists():
-        return
+        if note.exists() and note.read_text(encoding="utf-8") == told:
+            return
+        shutil.rmtree(point.path) if point.path.is_dir() else point.path.unlink()
     print(f"making {point.name} in {point.path} ...", file=sys.stderr, flush=True)
     point.path.parent.mkdir(parents=True, exist_ok=True)
     part = point.path.with_name(f"{point.path.stem}.part{point.path.suffix}")
     if point.side == "llama.cpp":
         if point.what == "F32":
             point.path.symlink_to(source)
+            note.write_text(told, encoding="utf-8")
             return
         _run([tools.llama, HERE / "quality_llama.py", "quantize", source, part, point.what])
     elif point.side == "genai":
@@ -126,6 +135,17 @@ def make(point: Point, source: Path, tools: Tools) -> None:
         shared = point.path.parent / f"{OURS}.work"
         _run([*command, "--accept-loss", "--windows", "1", "--name", "point", "--output", part, "--work", shared])
     part.rename(point.path)
+    note.write_text(told, encoding="utf-8")
+
+
+def _told(point: Point) -> list[object]:
+    """What a point is made with: its options, and of ours whatever is raised when they would give other integers."""
+    if point.side == "llama.cpp":
+        return [point.what]
+    if point.side == "genai":
+        return list(GENAI[point.what])
+    found = {name: solvers.find(name).VERSION for name in ("fit", "gptq", "nearest")}
+    return [*APPLIANCE[point.what], found, arrays.ALGORITHM, calibrate.VERSION, sensitivity.VERSION, selfwritten.VERSION]
 
 
 def _make_genai(point: Point, source: Path, tools: Tools, part: Path) -> None:

@@ -1,5 +1,7 @@
 """The proxy loss of a quantized matrix: what its outputs lose on the calibration text, from second moments alone.
 
+The moments say which vectors, and how much each counts: losses of two matrices are no more comparable than those are.
+
 Knows: arrays. Does not know: how integers were found.
 """
 

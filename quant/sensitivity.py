@@ -5,7 +5,7 @@ made of the figures (`quant.budget`).
 
 Only what comes after a weight must run with it, so all variants go along with the float model, and each layer is opened once:
 
-    text      hidden states - layer k - second moments of its streams - solve its weights, each in its plan's form
+    text      hidden states - layer k - second moments for its weights - solve its weights, each in its plan's form
     held out  float, variants of layers before k  - layer k -  the same, one layer on
               float - layer k with one unit's weights solved -  a new variant
     end       final norm of all variants; KL against the float model
@@ -14,7 +14,7 @@ The head would be most of the work (Gemma: 168 of 268 M weights), so KL is taken
 drawn from the float model's prediction at every place, and KL = 1/2 Var(e_word . delta), delta the variant's change of what
 enters the head and e_word a word's row of it. For single weights that agrees with the exact KL to a few percent.
 q and k of a layer are one unit: what they lose meets in one product. v is a unit of its own: on the starter model it is a
-fifth of the three and four fifths of their loss, so it pays that it is not joined with them where its form differs.
+fifth of the three and half of their loss, so it pays that it is not joined with them where its form differs.
 """
 
 import hashlib

@@ -30,10 +30,9 @@ class Solved:
         scales: [N,G] float16, G = ceil(K/group); float32 powers of two for Microscaling elements.
         zero_points: [N,G] uint8 in 0..2^bits-1, None when symmetric. value = (q - (zero_point - 2^(bits-1))) * scale.
         error: what was lost of the weights themselves.
-        plain_proxy: what the plain fit loses of the outputs, where the solver looked at it; `proxy` is never above it.
         offsets: [N,G] float16, None when the form has none. value = (q + 2^(bits-1)) * scale + offset.
-        proxy: what is lost of the outputs on the calibration text, relative: mean |x (W - W')^T|^2 / mean |x W^T|^2. None
-            where there were no moments.
+        proxy: what is lost of the outputs on the calibration text, relative: mean |x (W - W')^T|^2 / mean |x W^T|^2, over the
+            vectors that the moments are of. None where there were none.
         plain_proxy: the same of the plain fit, where the solver looked at it: `proxy` is never above it.
         fell_back: why the plainer way was taken for this matrix; "" when it was not.
     """

@@ -66,7 +66,7 @@ def _positive(grid: Grid) -> Grid:
 
 
 def _damped(h: Floats, given: Feedback) -> Floats:
-    """H with the diagonal that `feedback` saw."""
+    """H damped as `feedback` damped it; a column that never has input gets the damping alone."""
     damped = h.copy()
     np.fill_diagonal(damped, np.diag(h) + np.float32(given.damping * float(np.diag(h).mean())))
     return damped
