@@ -31,12 +31,13 @@ from quant.decide import key_of, solve
 from quant.graph import lazy
 from quant.keep import dequantize_stored
 from quant.layer_moments import LayerMoments
-from quant.layers import Hidden, Opener, Outputs, Part, Running, cut, pass_through, width_of
+from quant.layers import Opener, Outputs, Part, Running, cut, pass_through, width_of
 from quant.moments import Moments
 from quant.parallel import each
 from quant.plan import Plan
 from quant.scheme import Form
 from quant.spill import Spilled
+from quant.turns import Turns
 
 VERSION = 3
 """Raised whenever the same text would give other moments."""
@@ -155,9 +156,9 @@ def walk(
     """
     parts = cut(model)
     layers = [part for part in parts if part.layer is not None]
-    files = _Files(setup, name, width_of(parts[0]))
+    files = Turns(setup.work, f"walk.{name}", {"": (*setup.ids.shape, width_of(parts[0]))})
     total = 4 * len(layers) * len(setup.ids)
-    for index in range(files.begin(parts[0], len(layers)), len(layers)):
+    for index in range(_begun(parts[0], len(layers), files, setup), len(layers)):
         part = layers[index]
 
         def told(share: float, index: int = index, part: Part = part) -> None:
@@ -166,16 +167,29 @@ def walk(
 
         told(0)
         _Step(setup, part, files, index, told).run(visit)
-        files.finish(index)
-    files.end(len(layers))
+        files.finish(index + 1)
+    files.end(note=True)
     if progress:
         progress(total, total, "")
+
+
+def _begun(embed: Part, layers: int, files: Turns, setup: Setup) -> int:
+    """Which layer comes first; in front of the first one, what the embedding gives is written."""
+    stopped = files.resume()
+    if stopped is not None and stopped[0] < layers:
+        return stopped[0]
+    files.begin()
+    running = Running(embed.build(), setup.opener)
+    for _ in pass_through(running, setup.ids, files.entering(0), max(1, _TOKENS // setup.ids.shape[1])):
+        pass
+    files.finish(0)
+    return 0
 
 
 class _Step:
     """One layer of a walk."""
 
-    def __init__(self, setup: Setup, part: Part, files: "_Files", index: int, told: Callable[[float], None]):
+    def __init__(self, setup: Setup, part: Part, files: Turns, index: int, told: Callable[[float], None]):
         self._setup, self._part, self._told = setup, part, told
         self._files, self._index = files, index
         self._batch = max(1, _TOKENS // setup.ids.shape[1])
@@ -199,56 +213,6 @@ class _Step:
 
     def _passed(self, running: Running) -> Iterator[tuple[slice, Outputs]]:
         return pass_through(running, self._files.entering(self._index), self._files.leaving(self._index), self._batch)
-
-
-class _Files:
-    """Hidden states between layers, two files by turns, and a note of how far they are; written so that any stop leaves a pair
-    that belongs together."""
-
-    def __init__(self, setup: Setup, name: str, width: int):
-        setup.work.mkdir(parents=True, exist_ok=True)
-        self._setup, self._shape = setup, (*setup.ids.shape, width)
-        self._note = setup.work / f"walk.{name}.json"
-        self._paths = [setup.work / f"walk.{name}.{turn}.npy" for turn in (0, 1)]
-        self._files: list[Hidden] = []
-
-    def begin(self, embed: Part, layers: int) -> int:
-        """Open the files; which layer comes first."""
-        done = self._read_note()
-        found = [one for path in self._paths if (one := Hidden.existing(path, self._shape)) is not None]
-        if done is not None and done < layers and len(found) == len(self._paths):
-            self._files = found
-            return done
-        self._note.unlink(missing_ok=True)
-        self._files = [Hidden(path, self._shape) for path in self._paths]
-        running = Running(embed.build(), self._setup.opener)
-        for _ in pass_through(running, self._setup.ids, self._files[0], max(1, _TOKENS // self._shape[1])):
-            pass
-        self.finish(-1)
-        return 0
-
-    def entering(self, index: int) -> Hidden:
-        return self._files[index % 2]
-
-    def leaving(self, index: int) -> Hidden:
-        return self._files[(index + 1) % 2]
-
-    def finish(self, index: int) -> None:
-        """What the layer hands on is on disk, and so is the note that says it."""
-        self._files[(index + 1) % 2].flush()
-        spill.replace_file(self._note, lambda path: spill.write_text(path, json.dumps({"layers": index + 1})))
-
-    def end(self, layers: int) -> None:
-        """All layers are done: the note alone stays."""
-        self._files = []
-        for path in self._paths:
-            path.unlink(missing_ok=True)
-
-    def _read_note(self) -> int | None:
-        try:
-            return int(json.loads(self._note.read_text(encoding="utf-8"))["layers"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
 
 def _key(plan: Plan, setup: Setup, print_: str) -> str:

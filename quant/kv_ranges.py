@@ -9,10 +9,11 @@ gave 43.8, 43.8, 43.4 and 38.0, 35.4, 33.2; a tenth of room above the largest 42
 """
 
 import hashlib
-import zipfile
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,10 @@ import onnx_ir as ir
 
 from appliance.bundle.vocabulary import present_name
 from appliance.errors import CheckpointError
+from quant import spill
 from quant.kv import STEPS, KvScales, envelope, rotary_pairs
-from quant.layers import Hidden, Opener, Part, Running, cut, pass_through, width_of
+from quant.layers import Opener, Part, Running, cut, pass_through, width_of
+from quant.turns import Turns
 
 VERSION = 1
 """Raised whenever the same model and text would give other scales."""
@@ -73,30 +76,34 @@ def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> 
         BadInput: the model cannot be cut into layers.
         CheckpointError: keys or values are not finite; the layer is named.
     """
-    path = setup.work / f"kv.{_key(setup)}.npz"
+    path = setup.work / f"kv.{_key(setup)}.json"
     found = _read(path)
     if found:
         return found
     embed, *layers = [part for part in cut(model) if part.layer is not None or part.entering is None]
     pairs = rotary_pairs(model)
-    shape = (*setup.ids.shape, width_of(embed))
-    files = [Hidden(setup.work / f"kv.{turn}.npy", shape) for turn in (0, 1)]
-    batch = max(1, _TOKENS // shape[1])
-    for _ in pass_through(Running(embed.build(streams=False), setup.opener), setup.ids, files[0], batch):
-        pass
-    made = []
-    for index, part in enumerate(layers):
+    files = Turns(setup.work, f"kv.{_key(setup)}", {"": (*setup.ids.shape, width_of(embed))})
+    batch = max(1, _TOKENS // setup.ids.shape[1])
+    stopped = files.resume()
+    made = _made(stopped[1]) if stopped is not None else []
+    if stopped is None or len(made) != stopped[0] or len(made) > len(layers):
+        made = []
+        files.begin()
+        for _ in pass_through(Running(embed.build(streams=False), setup.opener), setup.ids, files.entering(0), batch):
+            pass
+        files.finish(0, [])
+    for index, part in enumerate(layers[len(made) :], len(made)):
         if progress:
             progress(index, len(layers), part.name)
         assert part.layer is not None
         running = Running(part.build(streams=False, state=True), setup.opener)
         range_ = _Range(part, part.layer, pairs[part.layer])
-        for _, out in pass_through(running, files[index % 2], files[1 - index % 2], batch):
+        for _, out in pass_through(running, files.entering(index), files.leaving(index), batch):
             range_.add(*(out.state[present_name(part.layer, kind)] for kind in ("key", "value")))
         made.append(range_.scales())
-    for file in files:
-        file.path.unlink()
+        files.finish(index + 1, [_told(one) for one in made])
     _write(path, made)
+    files.end()
     if progress:
         progress(len(layers), len(layers), "")
     return tuple(made)
@@ -144,24 +151,32 @@ def _key(setup: Setup) -> str:
 
 
 def _write(path: Path, layers: list[LayerScales]) -> None:
-    """Whole or not at all."""
-    arrays: dict[str, np.ndarray] = {}
-    for one in layers:
-        arrays[f"{one.layer}.key"], arrays[f"{one.layer}.value"] = one.scales.key, one.scales.value
-        arrays[f"{one.layer}.snr"] = np.array([one.key_snr_db, one.value_snr_db])
-    unfinished = path.with_suffix(".tmp.npz")
-    np.savez(unfinished, **arrays)  # type: ignore[arg-type]
-    unfinished.replace(path)
+    spill.replace_file(path, lambda place: spill.write_text(place, json.dumps([_told(one) for one in layers])))
 
 
 def _read(path: Path) -> tuple[LayerScales, ...]:
     """An earlier run's result; empty when there is none, or none that can be read."""
     try:
-        with path.open("rb") as file, np.load(file) as arrays:  # a damaged file that np.load opened would stay open
-            numbers = sorted(int(name.removesuffix(".snr")) for name in arrays.files if name.endswith(".snr"))
-            return tuple(
-                LayerScales(n, KvScales(arrays[f"{n}.key"], arrays[f"{n}.value"]), *(float(x) for x in arrays[f"{n}.snr"]))
-                for n in numbers
-            )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return tuple(_made(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError):
         return ()
+
+
+def _told(one: LayerScales) -> dict[str, Any]:
+    scales = {"key": one.scales.key[:, 0].tolist(), "value": one.scales.value[:, 0].tolist()}
+    return {"layer": one.layer, **scales, "snr": [one.key_snr_db, one.value_snr_db]}
+
+
+def _made(told: object) -> list[LayerScales]:
+    """What `_told` told of; nothing when it holds something else."""
+    try:
+        return [_layer(one) for one in told] if isinstance(told, list) else []
+    except (TypeError, ValueError, KeyError):
+        return []
+
+
+def _layer(told: dict[str, Any]) -> LayerScales:
+    key, value = (np.array(told[kind], np.float32)[:, None, :] for kind in ("key", "value"))
+    if key.shape != value.shape or not (np.isfinite(key).all() and np.isfinite(value).all()):
+        raise ValueError("no scales")
+    return LayerScales(int(told["layer"]), KvScales(key, value), float(told["snr"][0]), float(told["snr"][1]))

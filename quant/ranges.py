@@ -10,9 +10,11 @@ part is opened (`quant.layers.Opener`), where the text comes from, how ranges ar
 Streams, not linears, get a width: q, k and v read the same integers, and both sides of a product have one width.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,10 @@ from quant.graph import canonical, sizes, tensor_of
 from quant.histogram import Histogram
 from quant.layers import Hidden, Opener, Part, Running, cut, width_of
 from quant.static import STATIC_BITS, Range, Ranges, attach
+from quant.turns import Turns
+
+VERSION = 1
+"""Raised whenever the same model and text would give other ranges."""
 
 _TOKENS = 2048
 """Tokens that go through a part at once."""
@@ -86,11 +92,13 @@ class Setup:
         opener: opens parts, their decided matrices as the target has them.
         work: folder for hidden states.
         choose: the range of a histogram.
+        key: what the streams depend on beside the text; a stopped run with an equal one is gone on with.
     """
 
     ids: Ids
     opener: Opener
     work: Path
+    key: str
     choose: Choose = Histogram.best
 
 
@@ -100,24 +108,30 @@ def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> 
     Args:
         model: decided canonical model whose static linears have no ranges yet; not changed.
 
+    A run that was stopped goes on with the part it was in.
+
     Raises:
         BadInput: the model cannot be cut into layers.
     """
     parts = cut(model)
     shape = (*setup.ids.shape, width_of(parts[0]))
-    files = [Hidden(setup.work / f"ranges.{turn}.npy", shape) for turn in (0, 1)]
-    found: list[Stream] = []
-    for index, part in enumerate(parts):
+    files = Turns(setup.work, f"ranges.{_print(setup)}", {"": shape})
+    stopped = files.resume()
+    done, found = (stopped[0], _streams(stopped[1])) if stopped is not None else (0, [])
+    if done >= len(parts) or (done and not found):
+        files.begin()
+        done, found = 0, []
+    for index, part in enumerate(parts[done:], done):
         if progress:
             progress(index, len(parts), part.name)
-        entering = setup.ids if not index else files[index % 2].read(slice(None))
+        entering = setup.ids if not index else files.entering(index).read(slice(None))
         last = index == len(parts) - 1
         if last:
             entering = entering.reshape(-1, _TAIL_WINDOW if entering.shape[1] % _TAIL_WINDOW == 0 else 1, shape[-1])
             entering = entering[:: max(1, entering.shape[0] * entering.shape[1] // _TAIL_TOKENS)]
-        found += _Measuring(part, setup.opener, setup.choose, entering, None if last else files[1 - index % 2]).run()
-    for file in files:
-        file.path.unlink()
+        found += _Measuring(part, setup.opener, setup.choose, entering, None if last else files.leaving(index)).run()
+        files.finish(index + 1, [asdict(one) for one in found])
+    files.end()
     if progress:
         progress(len(parts), len(parts), "")
     return tuple(found)
@@ -144,6 +158,28 @@ def choose_widths(streams: Sequence[Stream], budget: float) -> dict[str, Ranges]
         reason = reasons.get(stream.name, "")
         found.update(stream.ranges(16 if reason else stream.width, reason))
     return found
+
+
+def _print(setup: Setup) -> str:
+    said = f"{VERSION} {setup.ids.shape} {setup.key}"
+    return hashlib.sha256(np.ascontiguousarray(setup.ids, "<u4").tobytes() + said.encode()).hexdigest()[:32]
+
+
+def _streams(told: object) -> list[Stream]:
+    """What `dataclasses.asdict` made of streams; nothing when it is something else."""
+    try:
+        return [_stream(one) for one in told] if isinstance(told, list) else []
+    except (TypeError, ValueError, KeyError):
+        return []
+
+
+def _stream(told: dict[str, Any]) -> Stream:
+    outputs = {name: _side(one) for name, one in told["outputs"].items()}
+    return Stream(**{**told, "input": _side(told["input"]), "outputs": outputs})
+
+
+def _side(told: dict[str, Any]) -> Side:
+    return Side(Range(**told["narrow"]), Range(**told["wide"]))
 
 
 class _Measuring:

@@ -22,7 +22,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +37,12 @@ from quant.decide import solved
 from quant.graph import lazy, tensor_of
 from quant.head import Head
 from quant.layer_moments import LayerMoments
-from quant.layers import TAIL, Hidden, Part, Running, cut, pass_through, width_of
+from quant.layers import TAIL, Part, Running, cut, pass_through, width_of
 from quant.moments import Moments
 from quant.parallel import each
 from quant.plan import Plan
 from quant.scheme import Form
+from quant.turns import Turns, read_note
 
 VERSION = 4
 """Raised whenever the same model and text would give other figures."""
@@ -123,20 +123,23 @@ class _Run:
         self._seen = rest[spread(len(rest), -(-SEEN // length))]
         self._batch, self._held_batch = max(1, _BATCH // length), max(1, _BATCH // share)
         self._name = f"sensitivity.{self._print()}"
-        self._files: list[list[Hidden]] = []
+        shapes = {
+            "text": (*self._seen.shape, width_of(self._embed)),
+            "held": (len(self._held) * (1 + sum(map(len, self._units))), self._held.shape[1], width_of(self._embed)),
+        }
+        self._files = Turns(setup.work, self._name, shapes)
         self._factors: list[dict[Form, float]] = []
 
     def read(self) -> tuple[Cost, ...] | None:
         """The figures of an earlier run."""
-        told, count = _read_json(self._path("json")), sum(len(units) for units in self._units)
-        factors = self._read_factors(told, count)
+        told, count = read_note(self._path("json")), sum(map(len, self._units))
+        factors = self._read_factors(told.get("factors"), count) if told else None
         if told is None or factors is None or not _numbers(told.get("kl"), count):
             return None
         return self._costs(told["kl"], factors)
 
-    def _read_factors(self, told: dict[str, Any] | None, count: int) -> list[dict[Form, float]] | None:
+    def _read_factors(self, rows: object, count: int) -> list[dict[Form, float]] | None:
         """What a file says of the first `count` units; None where it does not, whatever it holds."""
-        rows = (told or {}).get("factors")
         if not isinstance(rows, list) or len(rows) != count or not all(_numbers(row, len(self._forms)) for row in rows):
             return None
         return [dict(zip(self._forms, row, strict=True)) for row in rows]
@@ -151,9 +154,9 @@ class _Run:
         if progress:
             progress(len(self._layers), len(self._layers) + 1, TAIL)
         kl = self._end()
-        told = {"kl": kl, "factors": [[factors[form] for form in self._forms] for factors in self._factors]}
+        told = {"kl": kl, "factors": self._told()}
         spill.replace_file(self._path("json"), lambda path: spill.write_text(path, json.dumps(told)))
-        self._drop()
+        self._files.end()
         if progress:
             progress(len(self._layers) + 1, len(self._layers) + 1, "")
         return self._costs(kl, self._factors)
@@ -165,7 +168,8 @@ class _Run:
     def _layer(self, index: int, part: Part) -> None:
         gathering = LayerMoments(part, SEEN)
         running = Running(gathering.build(), self._setup.opener)
-        (text, after), (held, moved) = (pair if index % 2 == 0 else pair[::-1] for pair in self._files)
+        text, held = (self._files.entering(index, kind) for kind in ("text", "held"))
+        after, moved = (self._files.leaving(index, kind) for kind in ("text", "held"))
         for windows, out in pass_through(running, text, after, self._batch):
             gathering.add(out, windows.start)
         streams = running.run(held.read(slice(0, len(self._held)))).streams
@@ -221,7 +225,7 @@ class _Run:
 
     def _end(self) -> list[float]:
         """KL of every variant, in order."""
-        held = self._files[1][len(self._layers) % 2]
+        held = self._files.entering(len(self._layers), "held")
         running = Running(self._tail.build(head=False), self._setup.opener)
         count = len(self._held)
         plain = running.run(held.read(slice(0, count))).hidden
@@ -249,48 +253,27 @@ class _Run:
         return rows[place.reshape(words.shape)]
 
     def _begin(self) -> int:
-        """Open the files; which layer comes first."""
-        width = width_of(self._embed)
-        variants = 1 + sum(len(units) for units in self._units)
-        shapes = {
-            "text": (*self._seen.shape, width),
-            "held": (len(self._held) * variants, self._held.shape[1], width),
-        }
-        paths = {kind: [self._path(f"{kind}.{turn}.npy") for turn in (0, 1)] for kind in shapes}
-        told = _read_json(self._path("note.json"))
-        found = [[Hidden.existing(path, shapes[kind]) for path in pair] for kind, pair in paths.items()]
-        layers = told.get("layers") if told is not None else None
-        if (
-            isinstance(layers, int)
-            and 0 <= layers <= len(self._layers)
-            and all(one is not None for pair in found for one in pair)
-        ):
-            factors = self._read_factors(told, sum(len(units) for units in self._units[:layers]))
-            if factors is not None:
-                self._files = [[one for one in pair if one is not None] for pair in found]
+        """Which layer comes first; in front of the first one, what the embedding gives is written."""
+        stopped = self._files.resume()
+        if stopped is not None:
+            factors = self._read_factors(stopped[1], sum(map(len, self._units[: stopped[0]])))
+            if stopped[0] <= len(self._layers) and factors is not None:
                 self._factors = factors
-                return layers
-        self._path("note.json").unlink(missing_ok=True)
-        self._files = [[Hidden(path, shapes[kind]) for path in pair] for kind, pair in paths.items()]
+                return stopped[0]
+            self._files.begin()
         running = Running(self._embed.build(), self._setup.opener)
-        for pair, ids in zip(self._files, (self._seen, self._held), strict=True):
+        for kind, ids in (("text", self._seen), ("held", self._held)):
             for rows, out in pass_through(running, ids, None, self._batch):
-                pair[0].write(rows, out.hidden)
+                self._files.entering(0, kind).write(rows, out.hidden)
         self._finish(0)
         return 0
 
     def _finish(self, layers: int) -> None:
-        """What the layer hands on is on disk, and so is the note that says it."""
-        for pair in self._files:
-            pair[layers % 2].flush()
-        told = {"layers": layers, "factors": [[factors[form] for form in self._forms] for factors in self._factors]}
-        spill.replace_file(self._path("note.json"), lambda path: spill.write_text(path, json.dumps(told)))
+        self._files.finish(layers, self._told())
 
-    def _drop(self) -> None:
-        paths = [one.path for pair in self._files for one in pair]
-        self._files = []
-        for path in (*paths, self._path("note.json")):
-            path.unlink(missing_ok=True)
+    def _told(self) -> list[list[float]]:
+        """By unit and form."""
+        return [[factors[form] for form in self._forms] for factors in self._factors]
 
     def _path(self, kind: str) -> Path:
         return self._setup.work / f"{self._name}.{kind}"
@@ -358,11 +341,3 @@ def _units(part: Part, plans: Mapping[str, Plan]) -> list[tuple[str, ...]]:
 def _numbers(row: object, count: int) -> bool:
     """Whether it is a list of `count` finite numbers."""
     return isinstance(row, list) and len(row) == count and all(isinstance(one, float | int) and np.isfinite(one) for one in row)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return told if isinstance(told, dict) else None

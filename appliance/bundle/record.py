@@ -31,8 +31,7 @@ class MatrixRecord(StrictModel):
     fell_back: str = Field(default="", description="Why its solver took the plainer way.")
     reason: str = Field(default="", description="Why its form is an exception to the scheme.")
     proxy: float | None = Field(
-        default=None,
-        description="Loss of its outputs on the calibration text, each vector counting as its errors do further on; relative.",
+        default=None, description="Loss of its outputs on the calibration text, relative; vectors count as their errors do."
     )
     plain_proxy: float | None = Field(default=None, description="The same of the plain fit, where the solver compared the two.")
     activation: str

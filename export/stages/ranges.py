@@ -41,7 +41,8 @@ def ranged(job: Job) -> Job:
     for target in job.request.targets:
         model, _ = decided_model(job, target)
         opener = slices.opener(text.ids.shape[1], job.request.work / "parts", emit.emit, target=slices.reference_for(target))
-        setup = ranges.Setup(windows, opener, job.request.work)
+        key = f"{job.source} {target!r} {job.fingerprint(target)} {job.scheme}"
+        setup = ranges.Setup(windows, opener, job.request.work, key)
         streams = ranges.collect(model, setup, lambda done, total, _: job.progress("find ranges", done, total))
         found[target.name] = ranges.choose_widths(streams, job.scheme.wide)
         told[target.name] = _told(streams, found[target.name])

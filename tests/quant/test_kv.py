@@ -126,7 +126,7 @@ def test_a_second_run_reads_the_result_and_a_damaged_one_is_made_again(tmp_path:
     model = opened("tied", seed)
     setup = ready(model, tmp_path, seed)
     first = collect(model.build(), setup)
-    assert [path.suffix for path in tmp_path.iterdir() if path.is_file()] == [".npz"], "hidden states are gone"
+    assert [path.suffix for path in tmp_path.iterdir() if path.is_file()] == [".json"], "hidden states are gone"
 
     def closed(model: ir.Model) -> Any:
         raise AssertionError("nothing is to be run again")
@@ -138,10 +138,38 @@ def test_a_second_run_reads_the_result_and_a_damaged_one_is_made_again(tmp_path:
     for other in (Setup(setup.ids, closed, tmp_path, "other"), Setup(setup.ids[:, ::-1], closed, tmp_path, "")):
         with pytest.raises(AssertionError, match="run again"):
             collect(model.build(), other)
-    path = next(tmp_path.glob("kv.*.npz"))
-    path.write_bytes(path.read_bytes()[:300])
-    repaired = collect(model.build(), setup)
-    assert np.array_equal(repaired[0].scales.key, first[0].scales.key)
+    path = next(one for one in tmp_path.glob("kv.*.json") if "note" not in one.name and one.read_text()[:2] == "[{")
+    whole = path.read_text()
+    for damaged in (whole[:300], "{}", "null", whole.replace('"key": [[', '"key": [["x", ', 1), whole.replace('"snr"', '"snd"')):
+        path.write_text(damaged)
+        repaired = collect(model.build(), setup)
+        assert np.array_equal(repaired[0].scales.key, first[0].scales.key)
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", ["", "note", "hidden"])
+def test_a_stopped_run_goes_on_with_its_layer(damage: str, tmp_path: Path) -> None:
+    seed = fresh_seed()
+    model = opened("all", seed)
+    wanted = collect(model.build(), ready(model, tmp_path / "whole", seed))
+
+    def stop(done: int, total: int, name: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    setup, told = ready(model, tmp_path / "stopped", seed), []
+    with pytest.raises(KeyboardInterrupt):
+        collect(model.build(), setup, stop)
+    note = next((tmp_path / "stopped").glob("*.note.json"))
+    if damage == "note":
+        note.write_text(note.read_text().replace("[[", "[", 1))
+    elif damage == "hidden":
+        next((tmp_path / "stopped").glob("*.npy")).write_bytes(b"short")
+    found = collect(model.build(), setup, lambda done, total, name: told.append(done))
+    assert told[0] == (0 if damage else 1), "begun anew only when something is missing"
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert np.array_equal(ours.scales.key, theirs.scales.key) and np.array_equal(ours.scales.value, theirs.scales.value)
+    assert not list((tmp_path / "stopped").glob("*.npy")) and not note.exists()
 
 
 def test_keys_that_are_no_numbers_name_their_layer(tmp_path: Path) -> None:

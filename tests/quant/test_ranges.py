@@ -1,5 +1,6 @@
 """Ranges of streams: what is counted, what is chosen, which streams get 16 bits; and a static model end to end."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +112,40 @@ def calibrated(opened: Any, scheme: Scheme, folder: Path, ids: np.ndarray, choos
     model = opened.build()
     decide(model, scheme, targets.load("cpu-static"), folder / "work", source="x")
     opens = opener(64, folder / "parts", emit, target=static(), threads=1)
-    return collect(model, Setup(ids, opens, folder / "work", choose))
+    return collect(model, Setup(ids, opens, folder / "work", "", choose))
+
+
+@pytest.mark.parametrize("damage", ["", "note", "hidden"])
+def test_a_stopped_run_goes_on_with_its_part(damage: str, tmp_path: Path) -> None:
+    seed, rng = fresh()
+    opened, ids = tiny("all", seed % 1000), rng.integers(0, 320, (4, 32))
+    wanted = calibrated(opened, U8, tmp_path / "whole", ids)
+    model = opened.build()
+    folder = tmp_path / "stopped"
+    decide(model, U8, targets.load("cpu-static"), folder, source="x")
+    setup = Setup(ids, opener(64, folder / "parts", emit, target=static(), threads=1), folder, "key")
+
+    def stop(done: int, total: int, name: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(model, setup, stop)
+    note = next(folder.glob("ranges.*.note.json"))
+    if damage == "note":
+        note.write_text(note.read_text().replace('"narrow"', '"narrower"', 1))
+    elif damage == "hidden":
+        next(folder.glob("ranges.*.npy")).write_bytes(b"short")
+    told: list[int] = []
+    assert collect(model, setup, lambda done, total, name: told.append(done)) == wanted
+    assert told[0] == (0 if damage else 2), "begun anew only when something is missing"
+    assert not list(folder.glob("ranges.*"))
+    other = dataclasses.replace(setup, key="other")
+    with pytest.raises(KeyboardInterrupt):
+        collect(model, setup, stop)
+    told.clear()
+    collect(model, other, lambda done, total, name: told.append(done))
+    assert told[0] == 0, "another key goes on with nothing"
 
 
 def run(opened: Any, scheme: Scheme, folder: Path, ids: np.ndarray, change: Callable[[ir.Model], None]) -> dict[str, np.ndarray]:
