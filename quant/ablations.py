@@ -8,6 +8,8 @@ Does not know: how parts are run (`quant.side_by_side`), or what is measured on 
     kv            all float but keys and values, which are kept in integers
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx_ir as ir
 
@@ -46,22 +48,25 @@ def model_of(name: str, plain: Part, decided: Part) -> ir.Model:
 
 
 def values_of(node: ir.Node) -> Floats:
-    """What a QuantLinear's or QuantEmbedding's integers stand for: [N,K] float32, made a piece of rows at a time."""
+    """What a QuantLinear's or QuantEmbedding's integers stand for: [N,K] float32."""
+    return np.concatenate(list(pieces_of(node)))
+
+
+def pieces_of(node: ir.Node) -> Iterator[Floats]:
+    """The same, some rows at a time."""
     inputs = [tensor_of(value, node).numpy() if value is not None else None for value in node.inputs[1:]]
     q, scales, zeros, offsets = inputs[0], inputs[1], *(inputs[at] if len(inputs) > at else None for at in (3, 4))
     assert q is not None and scales is not None
     bits, group = node.attributes["bits"].as_int(), node.attributes["group"].as_int()
-    found = np.empty(q.shape, np.float32)
     step = max(1, _PIECE // q.shape[1])
     for start in range(0, len(q), step):
         rows = slice(start, start + step)
         if offsets is not None:
-            found[rows] = dequantize_stored(q[rows], scales[rows], offsets[rows], bits, group)
+            yield dequantize_stored(q[rows], scales[rows], offsets[rows], bits, group)
         elif zeros is not None:
-            found[rows] = dequantize_affine(q[rows], scales[rows], zeros[rows], bits, group)
+            yield dequantize_affine(q[rows], scales[rows], zeros[rows], bits, group)
         else:
-            found[rows] = dequantize(q[rows], scales[rows], group)
-    return found
+            yield dequantize(q[rows], scales[rows], group)
 
 
 def rounded(x: Floats, node: ir.Node) -> Floats:

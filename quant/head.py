@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from appliance.bundle.vocabulary import QUANT_LINEAR
 from appliance.errors import BadInput
-from quant.ablations import rounded, values_of
+from quant.ablations import pieces_of, rounded
 from quant.evaluate import Floats
-from quant.graph import tensor_of
+from quant.graph import sizes, tensor_of
 from quant.layers import Part
 from quant.running import ELEMENTS
 
@@ -36,6 +37,14 @@ def node_of(tail: Part) -> ir.Node:
     return node
 
 
+def _pieces(node: ir.Node) -> Iterator[Floats]:
+    """The matrix [V,K], some rows at a time where it can be read so."""
+    if node.op_type == QUANT_LINEAR:
+        yield from pieces_of(node)
+    else:
+        yield np.ascontiguousarray(tensor_of(node.inputs[1], node).numpy(), np.float32)
+
+
 class Head:
     """x [n,K] -> logits [n,V], x being normed already.
 
@@ -46,17 +55,18 @@ class Head:
 
     def __init__(self, node: ir.Node, path: Path):
         decided = node.op_type == QUANT_LINEAR
-        weight = values_of(node) if decided else tensor_of(node.inputs[1], node).numpy()
-        weight = np.ascontiguousarray(weight, np.float32)
+        self.words, self._columns = sizes(tensor_of(node.inputs[1], node))
         bias = node.inputs[3 if decided else 2] if len(node.inputs) > (3 if decided else 2) else None
-        self.words, self._columns = weight.shape
         self._bias = None if bias is None else tensor_of(bias, node).numpy().astype(np.float32)
         self._path = path
-        self._weight: Floats | None = weight
-        if weight.nbytes > IN_MEMORY:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            weight.tofile(path)
-            self._weight = None
+        self._weight: Floats | None = None
+        if 4 * self.words * self._columns <= IN_MEMORY:
+            self._weight = np.concatenate(list(_pieces(node)))
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            for piece in _pieces(node):
+                file.write(np.ascontiguousarray(piece).data)  # tofile hides why a disk takes no more
 
     def logits(self, hidden: Floats) -> Floats:
         """Of rows [n,K]."""
@@ -71,6 +81,13 @@ class Head:
                     piece = np.fromfile(file, np.float32, min(count, self.words - start) * self._columns)
                     found[:, start : start + count] = rows @ piece.reshape(-1, self._columns).T
         return found if self._bias is None else np.add(found, self._bias, out=found)
+
+    def rows(self, words: npt.NDArray[np.int64]) -> Floats:
+        """Rows of the matrix, [n,K]."""
+        if self._weight is not None:
+            return self._weight[words]
+        whole = np.memmap(self._path, np.float32, "r", shape=(self.words, self._columns))
+        return np.array(whole[words])
 
     def of_window(self, hidden: np.ndarray, node: ir.Node | None = None) -> Iterator[Floats]:
         """Logits of all rows of [1,S,K], a few at a time; with a QuantLinear, of what it makes of rows that enter it."""

@@ -34,7 +34,7 @@ from quant.arrays import Floats, group_size, groups_of
 from quant.calibrate import Setup, identity
 from quant.calibration_text import spread
 from quant.decide import solved
-from quant.graph import lazy, tensor_of
+from quant.graph import lazy
 from quant.head import Head
 from quant.layer_moments import LayerMoments
 from quant.layers import TAIL, Part, Running, cut, pass_through, width_of
@@ -246,11 +246,11 @@ class _Run:
         try:
             steps = range(0, len(entering), 64)
             words = np.concatenate([drawn(head.logits(entering[at : at + 64]), _SAMPLES, rng) for at in steps])
+            different, place = np.unique(words, return_inverse=True)
+            rows: Floats = head.rows(different)[place.reshape(words.shape)]
         finally:
             head.close()
-        different, place = np.unique(words, return_inverse=True)
-        rows: Floats = np.asarray(tensor_of(node.inputs[1], node).numpy()[different], np.float32)
-        return rows[place.reshape(words.shape)]
+        return rows
 
     def _begin(self) -> int:
         """Which layer comes first; in front of the first one, what the embedding gives is written."""
