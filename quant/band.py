@@ -20,6 +20,7 @@ class Band:
         delta: rise of ln PPL on any text.
         saturation: share of weights of any matrix that were clipped.
         emulation: difference of an operator's outputs from numpy's, relative to the largest.
+        layer_snr_db: least SNR of what a layer by itself adds to the residual stream: at 0 dB its noise is as large.
         cosine: least mean cosine of an embedding model's vectors to the float model's.
     """
 
@@ -27,6 +28,7 @@ class Band:
     delta: float = 1.0
     saturation: float = 0.25
     emulation: float = 1e-3
+    layer_snr_db: float = 0.0
     cosine: float = 0.85
 
     def limits(self) -> dict[str, float]:
@@ -36,9 +38,12 @@ class Band:
 
 def complaint(band: Band, matrices: Sequence[MatrixRecord], found: EvaluationRecord) -> str:
     """What is outside the band and where to look, as one sentence; "" when all is well."""
-    wrong = _wrong(band, matrices, found)
+    wrong = _wrong(band, found)
     if wrong:
         return f"{wrong}; look at {culprit(band, found)}"
+    clipped = max(matrices, key=lambda matrix: matrix.saturation, default=None)
+    if clipped is not None and clipped.saturation > band.saturation:
+        return f"{clipped.saturation:.0%} of the weights of {clipped.name} were clipped; look at it"
     if found.tokenizer is not None and not found.tokenizer.equal:
         return f"the tokenizer cuts a text otherwise: {found.tokenizer.first_difference}"
     return ""
@@ -71,7 +76,7 @@ def _off(band: Band, found: EvaluationRecord) -> bool:
     return one is not None and (one.worst is None or one.worst > band.emulation)
 
 
-def _wrong(band: Band, matrices: Sequence[MatrixRecord], found: EvaluationRecord) -> str:
+def _wrong(band: Band, found: EvaluationRecord) -> str:
     for text in found.texts:
         if text.broken or text.kl_mean is None or text.delta is None:
             return f"on {text.name} {text.broken} of {text.tokens} positions have logits that are no numbers"
@@ -88,7 +93,7 @@ def _wrong(band: Band, matrices: Sequence[MatrixRecord], found: EvaluationRecord
         return "an operator does not compute what its integers stand for"
     if any(layer.local_cosine is None for layer in found.layers):
         return "a layer gives no numbers"
-    clipped = max(matrices, key=lambda matrix: matrix.saturation, default=None)
-    if clipped is not None and clipped.saturation > band.saturation:
-        return f"{clipped.saturation:.0%} of the weights of {clipped.name} were clipped"
+    worst = worst_part(found.layers)
+    if worst is not None and worst.local_snr_db is not None and worst.local_snr_db < band.layer_snr_db:
+        return f"{worst.name} by itself has an SNR of {worst.local_snr_db:.1f} dB, under the scheme's {band.layer_snr_db:g}"
     return ""

@@ -46,18 +46,24 @@ def with_exceptions(
     forms = {plan.name: _forms(plan, scheme, targets) for plan in body}
     by_name = {plan.name: plan for plan in body if len(forms[plan.name]) > 1}
     asked = tuple(dict.fromkeys(form for name in by_name for form in forms[name]))
-    costs = measure(model, list(by_name.values()), setup, asked, progress)
     scales = max((target.weights.scale_dtype for target in targets), key=SCALE_BYTES.__getitem__)
-    units = [_unit(cost, by_name, forms, scales) for cost in costs]
     weights, fixed = _body(model, body, by_name, scales)
     budget = int(scheme.budget * weights / 8) - fixed
+    _check_budget(budget, sum(min(bytes_of(*plan.shape, form, scales) for form in forms[name]) for name, plan in by_name.items()),
+                  fixed, weights, scheme.budget)  # fmt: skip
+    costs = measure(model, list(by_name.values()), setup, asked, progress)
+    units = [_unit(cost, by_name, forms, scales) for cost in costs]
     chosen = choose(units, budget)
-    taken = sum(choice.bytes for choice in chosen)
-    if taken > budget:
-        least = math.ceil(800 * (taken + fixed) / weights) / 100
-        raise TargetError(f"a body of {scheme.budget:g} bits a weight cannot be had", f"the smallest is --budget {least:g}")
+    _check_budget(budget, sum(choice.bytes for choice in chosen), fixed, weights, scheme.budget)
     rules = _rules(costs, chosen, by_name, scheme.budget)
     return replace(scheme, options=replace(scheme.options, weights={**rules, **scheme.options.weights}))
+
+
+def _check_budget(budget: int, least: int, fixed: int, weights: int, asked: float) -> None:
+    """`TargetError` when the smallest forms take more bytes than there are for them."""
+    if least > budget:
+        smallest = math.ceil(800 * (least + fixed) / weights) / 100
+        raise TargetError(f"a body of {asked:g} bits a weight cannot be had", f"the smallest is --budget {smallest:g}")
 
 
 def _forms(plan: Plan, scheme: Scheme, targets: Sequence[Target]) -> tuple[Form, ...]:

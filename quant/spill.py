@@ -81,7 +81,9 @@ def find(work: Path, key: str, shape: tuple[int, ...], form: Form) -> Spilled | 
     try:
         told = json.loads(_path(work, key).read_text(encoding="utf-8"))
         found = Spilled(work, key, FitError(**told["error"]), told["proxy"], told["fell_back"], told["plain_proxy"])
+        parts = ("q", "s", *(("z",) if not form.symmetric else ()), *(("o",) if form.offsets else ()))
         whole = found.q().shape == shape and found.scales().shape == groups
+        whole = whole and all(told["sha256"][part] == _content(_path(work, key, part)) for part in parts)
         if not form.symmetric:
             whole = whole and found.zero_points().shape == groups
         if form.offsets:
@@ -101,6 +103,7 @@ def write(work: Path, key: str, solved: Solved) -> Spilled:
         arrays["o"] = solved.offsets
     told = json.dumps(
         {
+            "sha256": {part: _sha256(array) for part, array in arrays.items()},
             "error": asdict(solved.error),
             "proxy": solved.proxy,
             "fell_back": solved.fell_back,
@@ -128,6 +131,18 @@ def _save(path: Path, array: np.ndarray) -> None:
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
+
+
+def _content(path: Path) -> str:
+    """sha256 of the numbers in a .npy file; its header is checked by whoever reads it."""
+    with open(path, "rb") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data.cast("B")).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -44,7 +44,11 @@ CASES: dict[str, tuple[Band, EvaluationRecord, str]] = {
         "look at the operator of m.weight",
     ),
     "operator and loss": (Band(kl=0.1, emulation=1e-8), evaluation(), f"look at {OPERATOR}"),
-    "clipped": (Band(saturation=0.005), evaluation(), "1% of the weights of model.layers.0.mlp.gate_proj.weight were clipped"),
+    "clipped": (
+        Band(saturation=0.005),
+        evaluation(),
+        "1% of the weights of model.layers.0.mlp.gate_proj.weight were clipped; look at it",
+    ),
     "cosine": (
         Band(cosine=0.9995),
         evaluation(texts=(), layers=(), embeddings=(embedding(),)),
@@ -59,6 +63,11 @@ CASES: dict[str, tuple[Band, EvaluationRecord, str]] = {
         WIDE,
         evaluation(tokenizer=TokenizerRecord(against="x", texts=1, tokens=1, equal=False, first_difference="token 3 is 1 here")),
         "the tokenizer cuts a text otherwise: token 3 is 1 here",
+    ),
+    "a layer of noise": (
+        WIDE,
+        evaluation(layers=(LayerRecord(name="layers.7", local_snr_db=-0.4, local_cosine=0.6, snr_db=9.0, cosine=0.9),)),
+        "layers.7 by itself has an SNR of -0.4 dB, under the scheme's 0; look at layers.7",
     ),
     "a layer without numbers": (
         WIDE,

@@ -13,6 +13,7 @@ from appliance.targets import load
 from export import arch
 from export.slices import opener
 from quant import mixed, schemes
+from quant.budget import bytes_of
 from quant.calibrate import Setup
 from quant.decide import decide
 from quant.plan import Plan, plans
@@ -85,11 +86,14 @@ def test_what_a_person_has_fixed_stays(tmp_path: Path, monkeypatch: pytest.Monke
     assert scheme.form("mlp.down", weight="model.layers.1.mlp.down_proj.weight").bits == 8
 
 
-def test_a_budget_below_the_smallest_forms_is_refused_with_the_smallest(tmp_path: Path) -> None:
+def test_a_budget_below_the_smallest_forms_is_refused_with_the_smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, setup = ready(tmp_path)
+    measured = mixed.measure
+    monkeypatch.setattr(mixed, "measure", None)  # it is said before anything is measured
     with pytest.raises(TargetError, match=r"cannot be had; the smallest is --budget \d") as caught:
         mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=3.0), (load("cpu"),), setup)
     smallest = float(str(caught.value).split("--budget ")[1])
+    monkeypatch.setattr(mixed, "measure", measured)
     mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=smallest), (load("cpu"),), setup)
 
 
@@ -118,3 +122,36 @@ def test_q_and_k_take_one_form(tmp_path: Path) -> None:
     planned = {plan.name: plan.form for plan in plans(model, scheme, load("cpu")) if plan.in_body}
     for layer in range(2):
         assert len({planned[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qk"}) == 1
+
+
+def test_a_weight_that_lies_on_its_grid_keeps_its_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be told from a cost of nothing: the cheapest form would be as good as any."""
+    model, setup = ready(tmp_path)
+
+    def nothing_lost(model: Any, plans: Any, setup: Any, forms: Any, progress: Any = None) -> Any:
+        return tuple(Cost((plan.name,), 0.0, dict.fromkeys(forms, 0.0)) for plan in plans)
+
+    monkeypatch.setattr(mixed, "measure", nothing_lost)
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), (load("cpu"),), setup)
+    assert not scheme.options.weights
+
+
+def test_scales_count_as_the_target_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, setup = ready(tmp_path)
+    monkeypatch.setattr(mixed, "measure", made_up({}))
+    target = load("cpu-static")
+    assert target.weights.scale_dtype == "float32"
+    budget = 6.5
+    scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=budget), (load("cpu"), target), setup)
+    body = [plan for plan in plans(model, scheme, target) if plan.in_body and plan.form.bits]
+    taken = sum(bytes_of(*plan.shape, plan.form, "float32") for plan in body)
+    assert budget - 1 < 8 * taken / sum(plan.parameters for plan in body) <= budget
+
+
+def test_a_group_that_was_asked_for_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, setup = ready(tmp_path)
+    monkeypatch.setattr(mixed, "measure", made_up({}))
+    scheme = mixed.with_exceptions(
+        model, dataclasses.replace(SCHEME, budget=6.0, options=Options(group=64)), (load("cpu"),), setup
+    )
+    assert {plan.form.group for plan in plans(model, scheme, load("cpu")) if plan.in_body} == {64}

@@ -23,3 +23,17 @@ def test_what_is_written_is_found(order: str, tmp_path: Path) -> None:
     found = spill.find(tmp_path, "key", (6, 64), form)
     assert found is not None and (found.error, found.proxy) == (error, 0.25)
     assert np.array_equal(found.q(), q) and np.array_equal(found.scales(), scales) and np.array_equal(found.zero_points(), zeros)
+
+
+@pytest.mark.parametrize("part", ["q", "s", "z"])
+def test_a_result_that_has_changed_since_is_not_found(part: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    q, scales = rng.integers(-8, 8, (6, 64)).astype(np.int8), rng.uniform(1, 2, (6, 2)).astype(np.float16)
+    zeros, form = rng.integers(0, 16, (6, 2)).astype(np.uint8), Form(4, 32, "block-dynamic", symmetric=False)
+    spill.write(tmp_path, "key", Solved(q=q, scales=scales, zero_points=zeros, error=FitError(1.0, 0.5, 3, 384)))
+    assert spill.find(tmp_path, "key", (6, 64), form) is not None
+    path = tmp_path / f"key.{part}.npy"
+    data = bytearray(path.read_bytes())
+    data[-1 - int(rng.integers(0, 12))] ^= 1
+    path.write_bytes(data)
+    assert spill.find(tmp_path, "key", (6, 64), form) is None
