@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from appliance.bundle.store import RECORD
 from appliance.errors import BadInput
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def build(
     calibration: Annotated[
         Path | None,
         typer.Option(
-            help="Text to calibrate on: a file, a folder, or a bundle's record.json; without it the model writes its own."
+            help="Text to calibrate on: a file, a folder, or a bundle's record.json (MODEL/record.json of an installed one); "
+            "without it the model writes its own."
         ),
     ] = None,
     calibration_tokens: Annotated[int, typer.Option(min=LEAST_TOKENS, help="Tokens of text to calibrate on.")] = TOKENS,
@@ -78,14 +80,15 @@ def build(
         raise BadInput(f"a context of {context} tokens answers nothing", f"ask for {LEAST_CONTEXT} or more")
     config = load_config()
     wanted = tuple(targets.load(one, config.paths.targets) for one in target or [config.engine.target])
-    found = _find(source, config.paths.cache / "checkpoints")
+    found = find_source(source, config.paths.cache / "checkpoints")
     name = _named(name or found.name)
     chosen = scheme or default_scheme(found.path, wanted[0])
     flags = ("--keep-quantized",) * keep_quantized + ("--windows", str(windows)) * (windows != WINDOWS)
     flags += ("--accept-loss",) * accept_loss + ("--asymmetric",) * asymmetric
     flags += ("--kv", kv) if kv != "float32" else ()
-    flags += ("--budget", f"{budget:g}") if budget is not None else ()
-    flags += ("--calibration", calibration.name) if calibration is not None else ()
+    flags += ("--budget", repr(budget)) if budget is not None else ()
+    text = _text(calibration, config.paths.models)
+    flags += ("--calibration", _text_again(text, name)) if text is not None else ()
     flags += ("--calibration-tokens", str(calibration_tokens)) * (calibration_tokens != TOKENS)
     request = BuildRequest(
         source=found.path,
@@ -95,8 +98,9 @@ def build(
         name=name,
         context=context,
         license=found.license,
-        command=_again(found.path, wanted, chosen, group, name, context, flags=flags),
-        calibration=calibration.expanduser().absolute() if calibration is not None else None,
+        command=_again(found.again, wanted, chosen, group, name, context, flags=flags),
+        said=found.again,
+        calibration=text,
         calibration_tokens=calibration_tokens,
         target_files=config.paths.targets,
         keep_quantized=keep_quantized,
@@ -121,22 +125,48 @@ def _budgeted(scheme: "Scheme", budget: float | None) -> "Scheme":
     return replace(scheme, budget=budget)
 
 
+def _text(said: Path | None, models: Path) -> Path | None:
+    """The text to calibrate on; MODEL/record.json is looked up among the installed models when there is no such file here."""
+    if said is None:
+        return None
+    path = said.expanduser().absolute()
+    if said.is_absolute() or path.exists() or said.name != RECORD or ".." in said.parts:
+        return path
+    return installed if (installed := models / said).is_file() else path
+
+
+def _text_again(text: Path, name: str) -> str:
+    """What gives the same tokens again: the text by its file name, and instead of a record the new bundle's own, which holds them
+    too."""
+    return f"{name}/{RECORD}" if text.suffix == ".json" and text.is_file() else text.name
+
+
 @dataclass(frozen=True)
-class _Found:
-    """A checkpoint on this machine: what to open, what to call the model, the licence it was pulled under (or "")."""
+class Found:
+    """A checkpoint on this machine.
+
+    Attributes:
+        path: what to open.
+        name: what to call the model.
+        license: the one it was pulled under, or "".
+        again: how a command names it anywhere: a pulled model's name, else the name of the file or folder.
+    """
 
     path: Path
     name: str
     license: str
+    again: str
 
 
-def _find(source: str, checkpoints: Path) -> _Found:
-    from appliance.pull.checkpoints import RECORD, open_pulled
+def find_source(source: str, checkpoints: Path) -> Found:
+    """What a build of `source` reads: a file or folder, or a pulled model by its name; `BadInput` when there is none."""
+    from appliance.pull.checkpoints import RECORD as PULLED
+    from appliance.pull.checkpoints import open_pulled
 
     pulled = checkpoints / source
-    if "/" not in source and (pulled / RECORD).is_file():
+    if "/" not in source and (pulled / PULLED).is_file():
         found = open_pulled(pulled)
-        return _Found(found.source_path, source, found.record.license)
+        return Found(found.source_path, source, found.record.license, source)
     path = Path(source).expanduser().absolute()
     if not path.exists():
         raise BadInput(
@@ -144,14 +174,11 @@ def _find(source: str, checkpoints: Path) -> _Found:
             "get one (appliance pull --list) or look (appliance models)",
         )
     for folder in (path, path.parent):
-        if (folder / RECORD).is_file():
-            return _Found(path, folder.name, open_pulled(folder).record.license)
-    return _Found(path, path.stem if path.is_file() else path.name, "")
-
-
-def find_source(source: str, checkpoints: Path) -> Path:
-    """What a build of `source` reads: a file or folder, or a pulled model by its name; `BadInput` when there is none."""
-    return _find(source, checkpoints).path
+        if (folder / PULLED).is_file():
+            found = open_pulled(folder)
+            by_name = folder.parent == checkpoints and found.source_path == path
+            return Found(path, folder.name, found.record.license, folder.name if by_name else path.name)
+    return Found(path, path.stem if path.is_file() else path.name, "", path.name)
 
 
 def _named(name: str) -> str:
@@ -163,14 +190,14 @@ def _named(name: str) -> str:
 
 
 def _again(
-    path: Path, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int, *, flags: tuple[str, ...]
+    source: str, targets: tuple[object, ...], scheme: str, group: int | None, name: str, context: int, *, flags: tuple[str, ...]
 ) -> str:
-    """The command that makes the same bundle again; the source by its file name, so that no path of this machine goes along."""
-    words = ["appliance", "build", path.name]
+    """The command that makes the same bundle again; no path of this machine goes along."""
+    words = ["appliance", "build", source]
     for target in targets:
         words += ["--target", str(getattr(target, "name", target))]
     words += ["--scheme", scheme, "--name", name]
-    words += ["--group", str(group)] if group else []
+    words += ["--group", str(group)] if group is not None else []
     words += ["--context", str(context)] if context else []
     return shlex.join([*words, *flags])
 

@@ -48,15 +48,16 @@ def evaluate(
     record = read_record(bundle)
     if record is None:
         raise BadInput(f"{bundle.path} has no record of what was quantized", "build it again: appliance build")
+    path, again = _source(bundle, source, config.paths.cache / "checkpoints")
     request = EvaluationRequest(
         bundle=bundle,
         record=record,
-        source=_source(bundle, source, config.paths.cache / "checkpoints"),
+        source=path,
         target=targets.load(target or record.target, config.paths.targets),
         texts=[texts.read(one) for one in text or ()] or [texts.load(name) for name in texts.known()],
         windows=windows,
         scratch=config.paths.cache,
-        command=_again(bundle, text or [], target, windows),
+        command=_again(bundle, again, text or [], target, windows),
         targets=config.paths.targets,
     )
     with bar("Measuring", 1000) as advance:
@@ -90,25 +91,26 @@ def _judge(record: "Record") -> None:
         raise LossError(f"outside the band of scheme {record.scheme}: {complaint}")
 
 
-def _source(bundle: "Bundle", said: str, checkpoints: Path) -> Path:
-    """The checkpoint: as it was named, or the pulled one that has the files the manifest tells of."""
+def _source(bundle: "Bundle", said: str, checkpoints: Path) -> tuple[Path, str]:
+    """The checkpoint, as it was named or the pulled one that has the files the manifest tells of; and how a command names it."""
     from appliance.pull.checkpoints import installed
     from export.command import find_source
 
     if said:
-        return find_source(said, checkpoints)
+        found = find_source(said, checkpoints)
+        return found.path, found.again
     wanted = set(bundle.manifest.provenance.source_sha256.values())
     for one in installed(checkpoints):
         if wanted and wanted <= {file.sha256 for file in one.record.files.values()}:
-            return one.source_path
+            return one.source_path, one.path.name
     raise BadInput(
         f"none of the pulled checkpoints is {bundle.manifest.provenance.source}, which {bundle.manifest.name} was made from",
         "name it: --source FILE",
     )
 
 
-def _again(bundle: "Bundle", texts: list[Path], target: str, windows: int) -> str:
-    words = ["appliance", "evaluate", bundle.manifest.name, "--windows", str(windows)]
+def _again(bundle: "Bundle", source: str, texts: list[Path], target: str, windows: int) -> str:
+    words = ["appliance", "evaluate", bundle.manifest.name, "--source", source, "--windows", str(windows)]
     words += [word for one in texts for word in ("--text", one.name)]
     words += ["--target", target] if target else []
     return shlex.join(words)

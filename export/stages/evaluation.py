@@ -5,6 +5,7 @@ measured (`quant.verify`), or which loss is too much (each scheme's band).
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def _measure(job: Job, bundle: store.Bundle) -> EvaluationRecord:
     target, work = request.targets[0], request.work / "evaluation"
     known = [texts.load(name) for name in texts.known()]
     parity = parity_of(job.opened, bundle, (text.content[:PIECE] for text in known))
-    command = f"appliance evaluate {request.name} --windows {request.windows}"
+    source = request.said or request.source.name
+    command = shlex.join(["appliance", "evaluate", request.name, "--source", source, "--windows", str(request.windows)])
     opener = opener_of(bundle.variant(target.name).context, work, target)
     if job.opened.task == "embed":
         job.progress("measure", 0, 1)

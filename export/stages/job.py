@@ -43,6 +43,7 @@ class BuildRequest:
         target_files: folder of target files beside the built-in ones, for opening what was written.
         kept: folder for what the build works out (text, costs, integers), which stays for the next build of the same checkpoint;
             None = one beside the destination, removed when the bundle is there.
+        said: how commands in the record name the source: a pulled model's name or a file's; "" = the name of `source`.
         keep_quantized: weights that the checkpoint has on a 4- or 8-bit grid are carried over where the targets hold it.
     """
 
@@ -61,6 +62,7 @@ class BuildRequest:
     target_files: Path | None = None
     keep_quantized: bool = False
     kept: Path | None = None
+    said: str = ""
 
     @property
     def work(self) -> Path:

@@ -1,0 +1,102 @@
+"""Commands in records: run as they stand there, they make the same bundle and the same figures again."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance import cli
+from appliance.errors import BadInput
+from export.build import BuildRequest, Progress
+from tests.checkpoints import Llama, write_safetensors
+
+MODEL = Llama(2, 64, 2, 1, 96, vocab=512)
+QUICK = ["--accept-loss", "--windows", "1", "--calibration-tokens", "1024"]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint in the folder that commands are run in."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return write_safetensors(tmp_path / "here" / "tiny", MODEL, "float16", tokenizer=True)
+
+
+def build(source: Path | str, name: str, *more: str, scheme: str = "w4a8-gptq") -> int:
+    return cli.main(["build", str(source), "--name", name, "--scheme", scheme, *QUICK, *more])
+
+
+def record(bundle: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bundle / "record.json").read_text())
+    return found
+
+
+def again(command: str) -> int:
+    return cli.main(shlex.split(command)[1:])
+
+
+def test_a_build_on_a_records_text_names_its_own_record(source: Path, home: Path, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog, and then it rests. " * 60, encoding="utf-8")
+    assert build(source, "first", "--calibration", str(text)) == 0
+    told = tmp_path / "elsewhere.json"
+    told.write_bytes((home / "models" / "first" / "record.json").read_bytes())
+    assert build(source, "second", "--calibration", str(told)) == 0
+    told.unlink()
+    bundle = home / "models" / "second"
+    found = record(bundle)
+    assert "--calibration second/record.json" in found["command"] and str(tmp_path) not in found["command"]
+    before = {path.name: path.read_bytes() for path in (bundle / "cpu").iterdir()}
+    assert again(found["command"]) == 0
+    assert {path.name: path.read_bytes() for path in (bundle / "cpu").iterdir()} == before
+    assert record(bundle)["command"] == found["command"] and record(bundle)["calibration"] == found["calibration"]
+
+
+def test_a_record_that_lies_here_comes_before_an_installed_models(
+    source: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source / "record.json").write_text("{}", encoding="utf-8")
+    assert build(source, "new", "--calibration", "tiny/record.json") == 2
+    assert f"{source / 'record.json'} is no record of a calibrated bundle" in capsys.readouterr().err
+    assert build(source, "new", "--calibration", "gone/record.json") == 2
+    assert "there is no file or folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_pulled_model_is_named_by_its_name(
+    by_name: bool, source: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["pull", str(source), "--yes", "--name", "pulled"]) == 0
+    folder = home / "cache" / "checkpoints" / "pulled"
+    assert build("pulled" if by_name else folder, "new", scheme="w4a8") == 0
+    found = record(home / "models" / "new")
+    assert found["command"].startswith("appliance build pulled --target cpu ")
+    assert found["evaluation"]["command"] == "appliance evaluate new --source pulled --windows 1"
+    monkeypatch.chdir(tmp_path)
+    assert again(found["command"]) == 0 and again(found["evaluation"]["command"]) == 0
+
+
+def test_a_checkpoint_that_is_a_file_is_measured_again_from_its_folder(
+    source: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(source, "new", scheme="w4a8") == 0
+    told = record(home / "models" / "new")["evaluation"]
+    assert told["command"] == "appliance evaluate new --source tiny --windows 1"
+    capsys.readouterr()
+    assert again(f"{told['command']} --json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["texts"] == told["texts"] and found["command"] == told["command"]
+
+
+def test_a_budget_and_a_whole_row_are_told_to_the_last_digit(source: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def asked(request: BuildRequest, progress: Progress) -> None:
+        commands.append(request.command)
+        raise BadInput("that is all", "nothing")
+
+    monkeypatch.setattr("export.build.build", asked)
+    assert build(source, "new", "--budget", "5.1234567", "--group", "0", scheme="w4a8-mixed") == 2
+    assert "--budget 5.1234567" in commands[0] and "--group 0" in commands[0]
