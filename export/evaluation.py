@@ -100,11 +100,12 @@ def _models(request: EvaluationRequest, opened: arch.Opened) -> tuple[Models, tu
         reference, reshaping = cut(opened.build()), Reshaping()
         for model in (plain, decided):
             reshaping.apply(model)
-    if not restored.can_restore(request.record):
+    if not restored.can_restore(request.record, request.target.name):
         return Models.of(plain, plain), reference, 0
     graphs = request.bundle.variant(request.target.name).graphs
     path = request.bundle.file(graphs.get("model") or graphs["prefill"])
-    return Models.of(plain, restored.restore(decided, path, request.record)), reference, Effort().probes
+    decided = restored.restore(decided, path, request.record, request.target.name)
+    return Models.of(plain, decided), reference, Effort().probes
 
 
 def check_source(bundle: Bundle, files: Sequence[Path]) -> None:

@@ -1,7 +1,7 @@
 """A decided canonical model, made again from a bundle's graph file: its layers can then be run one by one without deciding anew.
 
-Knows: how matrices in a file belong to the canonical model's weights (`quant.structure`). Does not know: who decided them.
-Static activations and their ranges lie in nodes that lowering may have moved, so such a bundle is not restored.
+Knows: how matrices in a file belong to the canonical model's weights (`quant.structure`), where the record keeps the ranges of
+static activations: in the file they lie in nodes that lowering may have moved. Does not know: who decided them.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from appliance.bundle.record import MatrixRecord, Record
+from appliance.bundle.record import MatrixRecord, RangeRecord, Record
 from appliance.bundle.vocabulary import ATTENTION, DOMAIN, EMBEDDING, LAYER, LINEAR, QUANT_EMBEDDING, QUANT_LINEAR, ROLE
 from appliance.errors import BundleError
 from quant import kv
 from quant.graph import add_initializer, canonical, drop_unused, lazy, replace
-from quant.static import STATIC_BITS
+from quant.static import STATIC_BITS, Range, Ranges, attach
 from quant.structure import base_name, rows_of
 from quant.written import GraphFile, Written
 
@@ -29,16 +29,32 @@ class _Found:
     rows: slice
 
 
-def can_restore(record: Record) -> bool:
-    """Whether the file says all that is needed."""
-    return not any(one.activation in STATIC_BITS for one in record.matrices)
+def can_restore(record: Record, target: str) -> bool:
+    """Whether file and record say all that is needed; older records do not tell the ranges of static activations."""
+    static = any(one.activation in STATIC_BITS for one in record.matrices)
+    return not static or bool(ranges_of(record, target))
 
 
-def restore(model: ir.Model, path: Path, record: Record) -> ir.Model:
-    """Put the integers of the file into a canonical float `model`, in place.
+def ranges_of(record: Record, target: str) -> dict[str, Ranges]:
+    """Of every static linear, by its node's name, as they were calibrated for `target`; empty where the record has none."""
+
+    def made(told: RangeRecord) -> Range:
+        return Range(told.scale, told.zero_point, told.bits)
+
+    return {
+        name: Ranges(made(one.input), made(output), one.reason)
+        for one in record.ranges.get(target, ())
+        if one.input is not None
+        for name, output in one.outputs.items()
+    }
+
+
+def restore(model: ir.Model, path: Path, record: Record, target: str) -> ir.Model:
+    """Put the integers of the file, a graph of `target`, into a canonical float `model`, in place; and ranges, if it has any.
 
     Raises:
         BundleError: a matrix that the record names is not in the file, or has another shape than the model's.
+        TargetError: the record has ranges for `target`, and none for one of its static linears.
     """
     file = GraphFile(path)
     found = _matrices(file, model.graph)
@@ -60,6 +76,7 @@ def restore(model: ir.Model, path: Path, record: Record) -> ir.Model:
         _rewrite(node, made[name], told[name])
     drop_unused(model.graph, weights)
     _restore_kv(model, file)
+    attach(model, ranges_of(record, target))
     return model
 
 

@@ -105,8 +105,16 @@ class ReshapedRecord(StrictModel):
     gated: int = Field(description="Feed-forward blocks whose up and down projections were equalized.")
 
 
+class RangeRecord(StrictModel):
+    """Unsigned integers over a calibrated range: value = (u - zero_point) * scale."""
+
+    bits: int
+    scale: float
+    zero_point: int
+
+
 class StreamRecord(StrictModel):
-    """The calibrated range of what enters the linears of one stream."""
+    """The calibrated ranges of the linears of one stream: of what enters them all, and of what leaves each."""
 
     stream: str
     bits: int
@@ -116,6 +124,8 @@ class StreamRecord(StrictModel):
     )
     low: float = Field(description="Smallest value of the range in 8 bits.")
     high: float
+    input: RangeRecord | None = Field(default=None, description="As it is used. None = an older record, which does not tell.")
+    outputs: dict[str, RangeRecord] = Field(default={}, description="By name of the linear's node in the canonical graph.")
 
 
 class SizeRecord(StrictModel):

@@ -5,7 +5,7 @@ Knows: when a build wants them, what the record is told. Does not know: how they
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from export import slices
@@ -52,14 +52,19 @@ def ranged(job: Job) -> Job:
 
 def _told(streams: Sequence[ranges.Stream], chosen: Mapping[str, Ranges]) -> list[dict[str, Any]]:
     """One entry a stream."""
-    return [
-        {
-            "stream": stream.name,
-            "bits": chosen[next(iter(stream.outputs))].input.bits,
-            "reason": chosen[next(iter(stream.outputs))].reason,
-            "cost_8_bits": float(f"{stream.cost:.4g}"),
-            "low": float(f"{stream.input.narrow.low:.5g}"),
-            "high": float(f"{stream.input.narrow.high:.5g}"),
-        }
-        for stream in streams
-    ]
+    found = []
+    for stream in streams:
+        entering = chosen[next(iter(stream.outputs))]
+        found.append(
+            {
+                "stream": stream.name,
+                "bits": entering.input.bits,
+                "reason": entering.reason,
+                "cost_8_bits": float(f"{stream.cost:.4g}"),
+                "low": float(f"{stream.input.narrow.low:.5g}"),
+                "high": float(f"{stream.input.narrow.high:.5g}"),
+                "input": asdict(entering.input),
+                "outputs": {name: asdict(chosen[name].output) for name in stream.outputs},
+            }
+        )
+    return found
