@@ -47,6 +47,7 @@ class Matrix:
         plain_proxy: the same of the plain fit, where the solver looked at it.
         fell_back: why the solver took the plainer way, "" when it did not.
         reason: why its form is an exception to the scheme, "" when it is none.
+        activation_reason: why its activations are, "" when they are none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Matrix:
     plain_proxy: float | None = None
     fell_back: str = ""
     reason: str = ""
+    activation_reason: str = ""
 
     @property
     def parameters(self) -> int:

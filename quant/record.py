@@ -3,8 +3,9 @@
 Knows: a `Decision`. Does not know: graphs, or quality on text (`quant.evaluate` measures that on a bundle).
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,29 @@ from appliance.bundle.manifest import SchemeSummary, WeightForm
 from quant.budget import bytes_of
 from quant.decide import Decision, Kept, Matrix
 from quant.scheme import Form, Options, WeightRule
+from quant.static import Ranges, activation_of
 
 
 def matrix_bytes(matrix: Matrix, scale_dtype: str = "float16") -> int:
     """Bytes in the file: packed integers, the padding of partial groups included, scales, zero points, offsets."""
     return bytes_of(matrix.rows, matrix.columns, matrix.form, scale_dtype)
+
+
+def with_ranges(decision: Decision, ranges: Mapping[str, Ranges]) -> Decision:
+    """The decision with the activations that each matrix has by its ranges, which may be wider than the scheme's.
+
+    Args:
+        ranges: by the weight's name.
+    """
+
+    def own(matrix: Matrix) -> Matrix:
+        found = ranges.get(matrix.name)
+        if found is None:
+            return matrix
+        form = replace(matrix.form, activation=activation_of(found.input))
+        return replace(matrix, form=form, activation_reason=found.reason)
+
+    return replace(decision, matrices=tuple(map(own, decision.matrices)))
 
 
 def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
@@ -39,7 +58,7 @@ def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
         "bits_per_weight": _bits(matrices, kept, scale_dtype),
         "bits_per_body_weight": _bits(body, in_body, scale_dtype),
         "bytes_by_role": _bytes_by_role(decision, scale_dtype),
-        "activations": {role: form.activation for role, form in sorted(summary(decision, scale_dtype).roles.items())},
+        "activations": _activations(decision),
         "snr_db_by_role": _snr_by_role(matrices),
         "matrices": [_matrix(matrix, scale_dtype) for matrix in matrices],
         "float": [
@@ -121,6 +140,21 @@ def _bytes_by_role(decision: Decision, scale_dtype: str) -> dict[str, int]:
     return dict(sorted(sizes.items()))
 
 
+def _activations(decision: Decision) -> dict[str, str]:
+    """By role; where its matrices differ, of how many: "20 static-u8, 4 static-u16"."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for matrix in decision.matrices:
+        for role in matrix.roles:
+            counts[role][matrix.form.activation] += 1
+    for one in decision.kept:
+        if one.parameters:
+            counts[one.role]["float"] += 1
+    return {
+        role: ", ".join(f"{count} {name}" for name, count in found.most_common()) if len(found) > 1 else next(iter(found))
+        for role, found in sorted(counts.items())
+    }
+
+
 def _snr_by_role(matrices: Iterable[Matrix]) -> dict[str, float | None]:
     """10 log10 of all the role's signal over all its noise."""
     signal: dict[str, float] = defaultdict(float)
@@ -148,6 +182,7 @@ def _matrix(matrix: Matrix, scale_dtype: str) -> dict[str, Any]:
         "proxy": None if matrix.proxy is None else float(f"{matrix.proxy:.6g}"),
         "plain_proxy": None if matrix.plain_proxy is None else float(f"{matrix.plain_proxy:.6g}"),
         "activation": matrix.form.activation,
+        "activation_reason": matrix.activation_reason,
         "bytes": matrix_bytes(matrix, scale_dtype),
         "snr_db": None if snr is None else round(snr, 3),
         "saturation": round(matrix.error.saturation, 6),

@@ -79,11 +79,25 @@ def attach(model: ir.Model, ranges: Mapping[str, Ranges]) -> None:
             raise TargetError(f"no range was calibrated for {node.name}", "calibrate the model first")
         found = ranges[str(node.name)]
         assert found.input.bits == found.output.bits, f"{node.name}: two widths at one linear"
-        width = next(name for name, bits in STATIC_BITS.items() if bits == found.input.bits)
-        node.attributes["activation"] = ir.AttrString("activation", width)
+        node.attributes["activation"] = ir.AttrString("activation", activation_of(found.input))
         for side, one in (("input", found.input), ("output", found.output)):
             node.attributes[f"{side}_scale"] = ir.AttrFloat32(f"{side}_scale", one.scale)
             node.attributes[f"{side}_zero_point"] = ir.AttrInt64(f"{side}_zero_point", one.zero_point)
+
+
+def by_weight(model: ir.Model, ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
+    """The same ranges by the name of the weight that each linear of a decided model multiplies with."""
+    found = {}
+    for node in canonical(model.graph, QUANT_LINEAR):
+        integers = node.inputs[1]
+        if integers is not None and str(node.name) in ranges:
+            found[str(integers.name).removesuffix(".q")] = ranges[str(node.name)]
+    return found
+
+
+def activation_of(taken: Range) -> str:
+    """The activation of a linear that takes such a range."""
+    return next(name for name, bits in STATIC_BITS.items() if bits == taken.bits)
 
 
 def range_of(node: ir.Node, side: str) -> Range:

@@ -35,6 +35,7 @@ class MatrixRecord(StrictModel):
     )
     plain_proxy: float | None = Field(default=None, description="The same of the plain fit, where the solver compared the two.")
     activation: str
+    activation_reason: str = Field(default="", description="Why its activations have another width than the scheme gives.")
     bytes: int
     snr_db: float | None = Field(description="Of the weights; None = nothing was lost.")
     saturation: float = Field(description="Share of weights that were clipped.")
@@ -275,7 +276,7 @@ class Record(StrictModel):
     bits_per_weight: float | None
     bits_per_body_weight: float | None
     bytes_by_role: dict[str, int]
-    activations: dict[str, str]
+    activations: dict[str, str] = Field(description="By role; how many of its matrices have which, where they differ.")
     snr_db_by_role: dict[str, float | None]
     matrices: tuple[MatrixRecord, ...]
     float: tuple[KeptRecord, ...]

@@ -9,8 +9,8 @@ from appliance.bundle.manifest import Variant
 from appliance.targets.capabilities import Target
 from export import lower, save
 from export.stages.job import Job
-from quant import decide, emit, structure
-from quant.static import attach
+from quant import decide, emit, record, structure
+from quant.static import attach, by_weight
 
 
 def write_variants(job: Job) -> tuple[dict[str, Variant], dict[str, decide.Decision]]:
@@ -34,9 +34,11 @@ def decided_model(job: Job, target: Target, progress: decide.Progress | None = N
         calibration=job.fingerprint(target),
         scales=job.kv,
     )
-    if job.ranges is not None:
-        attach(model, job.ranges[target.name])
-    return model, decision
+    if job.ranges is None:
+        return model, decision
+    ranges = job.ranges[target.name]
+    attach(model, ranges)
+    return model, record.with_ranges(decision, by_weight(model, ranges))
 
 
 def _write(job: Job, target: Target) -> tuple[Variant, decide.Decision]:

@@ -68,7 +68,29 @@ def test_a_static_bundle_is_measured_again_with_its_own_ranges(
     found = record_of(bundle).evaluation
     assert found is not None and len(found.layers) == 4 and found.emulation is not None
     assert [one.name for one in found.ablations] == ["weights", "activations", "head"]
-    assert again.model_copy(update={"seconds": 0.0}) == found.model_copy(update={"seconds": 0.0})
+    aside: dict[str, object] = {"seconds": 0.0, "command": ""}
+    assert again.model_copy(update=aside) == found.model_copy(update=aside)
+
+
+def test_matrices_have_the_activations_of_their_streams(built: Callable[[str], Bundle]) -> None:
+    """The streams' own account, found by the weight that the node's name says."""
+    record = record_of(built("w4a8-static"))
+    streams = {
+        name.removeprefix("/").removesuffix("/Linear").replace("/", "."): one
+        for one in record.ranges["cpu-static"]
+        for name in one.outputs
+    }
+    matched = 0
+    for matrix in record.matrices:
+        stream = streams.get(matrix.name.removesuffix(".weight").replace("self_attn", "attn"))
+        if stream is not None:
+            matched += 1
+            assert (matrix.activation, matrix.activation_reason) == (f"static-u{stream.bits}", stream.reason), matrix.name
+    assert matched == 14
+    widths = {matrix.activation for matrix in record.matrices if matrix.roles[0].startswith(("attn", "mlp"))}
+    assert widths == {"static-u8", "static-u16"}
+    assert any("static-u8" in said and "static-u16" in said for said in record.activations.values())
+    assert any(matrix.activation_reason for matrix in record.matrices)
 
 
 def test_a_record_that_does_not_tell_ranges_is_still_read(built: Callable[[str], Bundle]) -> None:

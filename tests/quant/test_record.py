@@ -1,16 +1,20 @@
 """The account of a decision against the files it comes to."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from appliance.bundle.vocabulary import QUANT_LINEAR
 from quant.decide import decide
 from quant.emit import emit
-from quant.record import record, summary
+from quant.graph import canonical
+from quant.record import record, summary, with_ranges
 from quant.scheme import Options
 from quant.schemes import find
+from quant.static import Range, Ranges, by_weight
 from tests.quant.canonical import target, tied_model
 
 
@@ -49,6 +53,34 @@ def test_evidence_by_matrix_and_role(tmp_path: Path) -> None:
     assert told["float"] == [
         {"name": "norm.weight", "role": "norm", "shape": [128], "bytes": 512, "reason": "norm always stays float"}
     ]
+
+
+def test_each_matrix_has_the_activations_of_its_ranges(tmp_path: Path) -> None:
+    """Of two linears, one has a stream that got 16 bits; and the tied head's scheme gives 16 anyway."""
+    model = tied_model(np.random.default_rng().standard_normal((50, 64)).astype(np.float32))
+    decision = decide(model, replace(find("w4a8-static"), solver="fit"), target("cpu-static"), tmp_path)
+    nodes = {str(node.inputs[1].name): str(node.name) for node in canonical(model.graph, QUANT_LINEAR)}  # type: ignore[union-attr]
+    ranges = {name: Ranges(Range.over(-1, 1, 8), Range.over(-1, 1, 8)) for name in nodes.values()}
+    wide = Range.over(-1, 1, 16)
+    ranges[nodes["up.weight.q"]] = Ranges(wide, wide, "8 bits here move the hidden state by 9%")
+    ranges[nodes["embed.weight.q"]] = Ranges(wide, wide)
+    told = record(with_ranges(decision, by_weight(model, ranges)))
+    found = {one["name"]: (one["activation"], one["activation_reason"]) for one in told["matrices"]}
+    assert found == {
+        "embed.weight": ("static-u16", ""),
+        "gate.weight": ("static-u8", ""),
+        "up.weight": ("static-u16", "8 bits here move the hidden state by 9%"),
+    }
+    assert (told["activations"]["mlp.gate"], told["activations"]["mlp.up"]) == ("static-u8", "static-u16")
+
+
+def test_a_role_whose_matrices_differ_says_how_many_have_which(tmp_path: Path) -> None:
+    model = tied_model(np.random.default_rng().standard_normal((50, 64)).astype(np.float32))
+    decision = decide(model, find("w4a8"), target("cpu"), tmp_path)
+    first = next(one for one in decision.matrices if one.name == "gate.weight")
+    other = replace(first, name="other.weight", form=replace(first.form, activation="float"))
+    more = (*decision.matrices, other, replace(first, name="third.weight"))
+    assert record(replace(decision, matrices=more))["activations"]["mlp.gate"] == "2 block-dynamic, 1 float"
 
 
 def test_the_manifest_counts_a_tied_table_once(tmp_path: Path) -> None:
