@@ -27,6 +27,7 @@ from export.checkpoint import open_checkpoint
 from export.checkpoint.source import Checkpoint
 from export.stages.calibration import calibrated, needs_calibration
 from export.stages.evaluation import write_evidence
+from export.stages.exceptions import excepted
 from export.stages.job import BuildRequest, Job, Progress
 from export.stages.keep import keep_quantized
 from export.stages.kv import check_targets, kv_scaled
@@ -114,6 +115,7 @@ def _write(request: BuildRequest, opened: arch.Opened, writer: store.BundleWrite
     hashes = {path.name: store.sha256(path) for path in opened.checkpoint.files()}
     job = Job(request, opened, writer, progress, hashes, tokenizer, request.scheme)
     job = reshaped(job)
+    job = excepted(job)
     job = keep_quantized(job)
     job = calibrated(job)
     job = kv_scaled(job)

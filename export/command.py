@@ -5,6 +5,7 @@ Knows: the questions, where a name is looked up, how progress is shown. Does not
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +18,7 @@ from appliance.errors import BadInput
 if TYPE_CHECKING:
     from appliance.bundle.store import Bundle
     from export.build import BuildRequest
+    from quant.asked import Asked
     from quant.scheme import Scheme
 
 LEAST_CONTEXT = 64
@@ -41,6 +43,13 @@ def build(
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give groups of 4-bit weights a zero point each.")] = False,
     budget: Annotated[
         float | None, typer.Option(min=4, max=9, help="Bits a weight of the body, for schemes that choose exceptions.")
+    ] = None,
+    exception: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=BITS[/GROUP]",
+            help="Another form for weights by name, e.g. '*.v_proj.weight=8/32'; 0 bits = float. May be given several times.",
+        ),
     ] = None,
     calibration: Annotated[
         Path | None,
@@ -73,7 +82,7 @@ def build(
     from appliance.progress import stages
     from export.build import BuildRequest, default_scheme
     from export.build import build as make
-    from quant import schemes
+    from quant import asked, schemes
     from quant.scheme import Options
 
     if 0 < context < LEAST_CONTEXT:
@@ -83,9 +92,11 @@ def build(
     found = find_source(source, config.paths.cache / "checkpoints")
     name = _named(name or found.name)
     chosen = scheme or default_scheme(found.path, wanted[0])
+    exceptions = tuple(asked.read(one) for one in exception or ())
     flags = ("--keep-quantized",) * keep_quantized + ("--windows", str(windows)) * (windows != WINDOWS)
     flags += ("--accept-loss",) * accept_loss + ("--asymmetric",) * asymmetric
     flags += ("--kv", kv) if kv != "float32" else ()
+    flags += tuple(word for one in exceptions for word in ("--exception", one.text))
     flags += ("--budget", repr(budget)) if budget is not None else ()
     text = _text(calibration, config.paths.models)
     flags += ("--calibration", _text_again(text, name)) if text is not None else ()
@@ -93,7 +104,7 @@ def build(
     request = BuildRequest(
         source=found.path,
         targets=wanted,
-        scheme=_budgeted(schemes.find(chosen, Options(group=group, symmetric=not asymmetric, kv=kv)), budget),
+        scheme=_checked(schemes.find(chosen, Options(group=group, symmetric=not asymmetric, kv=kv)), budget, exceptions),
         destination=(output or config.paths.models / name).absolute(),
         name=name,
         context=context,
@@ -104,6 +115,7 @@ def build(
         calibration_tokens=calibration_tokens,
         target_files=config.paths.targets,
         keep_quantized=keep_quantized,
+        exceptions=exceptions,
         windows=windows,
         accept_loss=accept_loss,
         kept=work.expanduser().absolute() if work is not None else None,
@@ -116,8 +128,10 @@ def build(
         _tell(bundle, request)
 
 
-def _budgeted(scheme: "Scheme", budget: float | None) -> "Scheme":
-    """The scheme with another budget, if it has one at all."""
+def _checked(scheme: "Scheme", budget: float | None, exceptions: "Sequence[Asked]") -> "Scheme":
+    """The scheme with another budget, if it has one at all; refused where zero points were asked for and nothing can have any."""
+    if not (scheme.options.symmetric or scheme.has_four_bits or any(one.bits == 4 for one in exceptions)):
+        raise BadInput(f"scheme {scheme.name} has no 4-bit weights that could have zero points", "leave out --asymmetric")
     if budget is None:
         return scheme
     if scheme.budget is None:

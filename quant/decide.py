@@ -137,7 +137,8 @@ def decide(
         CheckpointError: a weight holds NaN or infinity, or does not fit float16 scales; it is named.
     """
     check_held(scheme.options.kv, target)
-    chosen = [plan for plan in plans(model, scheme, target) if plan.form.bits]
+    planned = plans(model, scheme, target)
+    chosen = [plan for plan in planned if plan.form.bits]
     total = sum(plan.parameters for plan in chosen)
     matrices, done = [], 0
     for plan in chosen:
@@ -151,7 +152,8 @@ def decide(
     if progress:
         progress(done, total, "")
     taken = {f"{matrix.name}{suffix}" for matrix in matrices for suffix in PARTS}
-    kept = tuple(_kept(value) for name, value in model.graph.initializers.items() if name not in taken)
+    reasons = {plan.name: plan.reason for plan in planned}
+    kept = tuple(_kept(value, reasons.get(name, "")) for name, value in model.graph.initializers.items() if name not in taken)
     if scales is not None:
         rewrite_attention(model, scales)
     return Decision(scheme, target.name, tuple(matrices), kept)
@@ -249,7 +251,8 @@ def _rewrite(graph: ir.Graph, plan: Plan, spilled: Spilled) -> None:
     drop_unused(graph, [plan.weight])
 
 
-def _kept(value: ir.Value) -> Kept:
+def _kept(value: ir.Value, why: str) -> Kept:
+    """Args: `why`: of its plan; "" when it has none, or is no exception."""
     tensor = value.const_value
     assert tensor is not None
     role = value.metadata_props.get(ROLE, "")
@@ -258,7 +261,7 @@ def _kept(value: ir.Value) -> Kept:
     elif role in FLOAT_ROLES:
         reason = f"{role} always stays float"
     elif any(usage.node.op_type in (LINEAR, EMBEDDING) for usage in value.uses()):
-        reason = f"the scheme keeps {role} float"
+        reason = why or f"the scheme keeps {role} float"
     else:
         reason = "not the matrix of a linear or an embedding"
     return Kept(str(value.name), role, sizes(tensor), int(tensor.nbytes), reason)

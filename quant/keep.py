@@ -121,6 +121,9 @@ def keep(model: ir.Model, scheme: Scheme, targets: Sequence[Target], work: Path,
             continue
         tensor = plan.weight.const_value
         assert tensor is not None
+        if plan.name in scheme.options.weights:
+            found.append(Stored(plan.name, str(tensor.meta.get(STORED_TYPE, "")), plan.parameters, plan.reason))
+            continue
         stored: StoredGrid | None = tensor.meta.get(STORED_GRID)
         kind = str(tensor.meta.get(STORED_TYPE, ""))
         if stored is not None:

@@ -113,7 +113,8 @@ def _plan(weight: ir.Value, scheme: Scheme, target: Target) -> Plan:
         solver = form.element
     elif solver == scheme.default.element or (set(roles) & set(TABLES) and solvers.find(solver).NEEDS_MOMENTS):
         solver = "fit"
-    return Plan(weight, nodes, roles, form, solver, scheme.reason(name))
+    reasons = (scheme.reason(each, target.role_overrides, target.name, name) for each in roles)
+    return Plan(weight, nodes, roles, form, solver, next(filter(None, reasons), ""))
 
 
 def _check_held(form: Form, roles: tuple[str, ...], scheme: Scheme, target: Target) -> None:

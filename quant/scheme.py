@@ -136,10 +136,21 @@ class Scheme:
         own = self.options.weights.get(weight)
         return STORED if own is not None and own.stored is not None else self.solver
 
-    def reason(self, weight: str) -> str:
-        """Why the weight is an exception; "" when it is none."""
+    def reason(self, role: str, target: RoleRules, name: str, weight: str) -> str:
+        """Why the weight of that role is an exception for the target called `name`; "" when it is none."""
         own = self.options.weights.get(weight)
-        return own.reason if own is not None else ""
+        if own is not None:
+            return own.reason
+        form = self.form(role, target)
+        if form != replace(self, options=replace(self.options, roles={})).form(role, target):
+            return f"the options ask for it, of all {role}"
+        return f"target {name} asks for it, of all {role}" if form != self.form(role) else ""
+
+    @property
+    def has_four_bits(self) -> bool:
+        """Whether it gives any role a form that can have zero points."""
+        forms = (self.default, *(form for role, form in self.roles.items() if role not in TABLES))
+        return any(form.bits == 4 and form.element == "int" for form in forms)
 
 
 def _ruled(form: Form, role: str, rules: RoleRules, where: str) -> Form:

@@ -15,6 +15,7 @@ from appliance.bundle import store
 from appliance.targets.capabilities import Target
 from export.arch import Opened
 from export.tokenizer import TokenizerFiles
+from quant.asked import Asked
 from quant.kv import KvScales
 from quant.scheme import Scheme
 from quant.static import Ranges
@@ -44,6 +45,7 @@ class BuildRequest:
         kept: folder for what the build works out (text, costs, integers), which stays for the next build of the same checkpoint;
             None = one beside the destination, removed when the bundle is there.
         said: how commands in the record name the source: a pulled model's name or a file's; "" = the name of `source`.
+        exceptions: what a person asked for by names of weights.
         keep_quantized: weights that the checkpoint has on a 4- or 8-bit grid are carried over where the targets hold it.
     """
 
@@ -63,6 +65,7 @@ class BuildRequest:
     keep_quantized: bool = False
     kept: Path | None = None
     said: str = ""
+    exceptions: tuple[Asked, ...] = ()
 
     @property
     def work(self) -> Path:

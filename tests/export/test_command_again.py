@@ -100,3 +100,50 @@ def test_a_budget_and_a_whole_row_are_told_to_the_last_digit(source: Path, home:
     monkeypatch.setattr("export.build.build", asked)
     assert build(source, "new", "--budget", "5.1234567", "--group", "0", scheme="w4a8-mixed") == 2
     assert "--budget 5.1234567" in commands[0] and "--group 0" in commands[0]
+
+
+def test_exceptions_have_their_reason_and_stand_in_the_command(source: Path, home: Path) -> None:
+    wishes = ["--exception", "*.v_proj.weight=8/32", "--exception", "model.layers.1.mlp.down_proj.weight=0"]
+    assert build(source, "new", *wishes, scheme="w4a8") == 0
+    found = record(home / "models" / "new")
+    reasons = {one["name"]: (one["bits"], one["group"], one["reason"]) for one in found["matrices"] if one["reason"]}
+    name = "model.layers.{}.self_attn.v_proj.weight"
+    assert reasons == {name.format(layer): (8, 32, "asked for: --exception *.v_proj.weight=8/32") for layer in range(2)}
+    assert {one["name"]: one["reason"] for one in found["float"] if one["role"].startswith("mlp.")} == {
+        "model.layers.1.mlp.down_proj.weight": "asked for: --exception model.layers.1.mlp.down_proj.weight=0"
+    }
+    before = (home / "models" / "new" / "cpu" / "weights.bin").read_bytes()
+    assert again(found["command"]) == 0
+    assert (home / "models" / "new" / "cpu" / "weights.bin").read_bytes() == before
+    assert record(home / "models" / "new")["matrices"] == found["matrices"]
+
+
+def test_a_budget_leaves_what_was_asked_for(source: Path, home: Path) -> None:
+    assert build(source, "new", "--exception", "*.v_proj.weight=4/128", "--budget", "8", scheme="w4a8-mixed") == 0
+    matrices = record(home / "models" / "new")["matrices"]
+    values = {(one["bits"], one["group"], one["reason"]) for one in matrices if one["roles"] == ["attn.v"]}
+    assert values == {(4, 128, "asked for: --exception *.v_proj.weight=4/128")}
+    assert any(one["bits"] == 8 and one["reason"].startswith("measured") for one in matrices), "the budget bought some"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--exception", "*.v_prj.weight=8"], "no weight is called so; near to it: model.layers.0.self_attn.v_proj.weight"),
+        (["--exception", "*.v_proj.weight=7"], "is no PATTERN=BITS or PATTERN=BITS/GROUP"),
+        (["--exception", "*.v_proj.weight=8/33"], "in 8 bits, group 33; target cpu takes groups of 32, 64, 128"),
+        (["--asymmetric"], "scheme w8a8 has no 4-bit weights that could have zero points; leave out --asymmetric"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_one_line(
+    words: list[str], says: str, source: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(source, "new", *words, scheme="w8a8") == 2
+    err = capsys.readouterr().err
+    assert says in err.splitlines()[-1] and not (home / "models" / "new").exists()
+
+
+def test_four_bits_that_were_asked_for_can_have_zero_points(source: Path, home: Path) -> None:
+    assert build(source, "new", "--asymmetric", "--exception", "*.up_proj.weight=4", scheme="w8a8") == 0
+    found = record(home / "models" / "new")
+    assert {one["roles"][0] for one in found["matrices"] if not one["symmetric"]} == {"mlp.up"}

@@ -50,11 +50,21 @@ def test_what_stays_float_is_listed_with_its_bytes_and_why(tmp_path: Path) -> No
     decision = decide_on(tied_model(table()), tmp_path, Options(roles={"mlp.up": {"bits": 0}}))
     assert {(one.name, one.bytes, one.reason) for one in decision.kept} == {
         ("norm.weight", 96 * 4, "norm always stays float"),
-        ("up.weight", 96 * 96 * 4, "the scheme keeps mlp.up float"),
+        ("up.weight", 96 * 96 * 4, "the options ask for it, of all mlp.up"),
     }
     assert [matrix.name for matrix in decision.matrices] == ["embed.weight", "gate.weight"]
     assert decision.matrices[0].roles == ("embed", "head")
     assert decision.parameters == 50 * 96 + 2 * 96 * 96 + 96
+
+
+def test_what_a_target_asks_for_is_said_to_be_the_targets(tmp_path: Path) -> None:
+    npu = target("cpu").model_copy(update={"name": "npu", "role_overrides": {"mlp.up": {"bits": 0}, "mlp.gate": {"bits": 8}}})
+    decision = decide(tied_model(table()), find("w4a8"), npu, tmp_path)
+    assert [one.reason for one in decision.kept if one.role == "mlp.up"] == ["target npu asks for it, of all mlp.up"]
+    reasons = {matrix.name: matrix.reason for matrix in decision.matrices}
+    assert reasons == {"embed.weight": "", "gate.weight": "target npu asks for it, of all mlp.gate"}
+    plain = decide(tied_model(table()), find("float"), target("cpu"), tmp_path)
+    assert "the scheme keeps mlp.up float" in {one.reason for one in plain.kept}
 
 
 def test_the_float_scheme_changes_nothing(tmp_path: Path) -> None:

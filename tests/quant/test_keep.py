@@ -13,7 +13,7 @@ from quant import keep
 from quant.decide import Decision, decide
 from quant.emit import emit
 from quant.emulate import difference, in_numpy, run_alone
-from quant.scheme import Form, Options
+from quant.scheme import Form, Options, WeightRule
 from quant.schemes import find
 from tests.quant.canonical import Weight, inputs, linear_model, session, target, tied_model
 
@@ -175,6 +175,16 @@ def test_a_weight_that_the_scheme_leaves_float_stays_float(tmp_path: Path) -> No
     model = riding(linear_model(Weight("proj.weight", "attn.q", stored.grid.values(8))), {"proj.weight": stored})
     keeping, decision = kept(model, tmp_path, target("cpu"), Options(roles={"attn.q": {"bits": 0}}))
     assert (keeping.matrices, decision.matrices) == ((), ())
+
+
+def test_a_weight_that_another_form_was_asked_for_gets_that_one(tmp_path: Path) -> None:
+    _, rng = fresh()
+    stored = drawn(rng, "Q8_0", 24, 64)
+    model = riding(linear_model(Weight("proj.weight", "attn.q", stored.grid.values(8))), {"proj.weight": stored})
+    rule = WeightRule("asked for: --exception *=4/64", 4, 64)
+    keeping, decision = kept(model, tmp_path, target("cpu"), Options(weights={"proj.weight": rule}))
+    assert [(one.kind, one.why_not) for one in keeping.matrices] == [("Q8_0", rule.reason)]
+    assert [(one.form.bits, one.form.group, one.solver) for one in decision.matrices] == [(4, 64, "fit")]
 
 
 def test_numbers_that_a_pass_has_changed_are_no_grid_any_more(tmp_path: Path) -> None:

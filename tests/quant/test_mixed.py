@@ -69,7 +69,7 @@ def test_the_weights_that_cost_most_get_eight_bits_and_say_why(tmp_path: Path, m
     scheme = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=8.0), (load("cpu"),), setup)
     name = "model.layers.1.mlp.down_proj.weight"
     assert scheme.form("mlp.down", weight=name).bits == 8
-    reason = scheme.reason(name)
+    reason = scheme.options.weights[name].reason
     assert reason.startswith("measured: 4 bits in groups of 32 cost 9 nats of KL, number 1 of 14") and "8 bits" in reason
     planned = {plan.name: plan for plan in plans(model, scheme, load("cpu"))}
     assert planned[name].reason == reason and planned[name].form.bits == 8

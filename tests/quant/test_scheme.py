@@ -68,7 +68,23 @@ def test_a_rule_for_one_weight_wins_over_all_and_keeps_its_reason() -> None:
     scheme = find("w4a8", Options(group=128, roles={"mlp.down": {"bits": 0}}, weights={"a.weight": rule}))
     assert scheme.form("mlp.down", None, "a.weight") == Form(8, 32, "block-dynamic")
     assert scheme.form("mlp.down", None, "b.weight") == FLOAT
-    assert (scheme.reason("a.weight"), scheme.reason("b.weight")) == ("worst of its layer", "")
+    assert scheme.reason("mlp.down", {}, "npu", "a.weight") == "worst of its layer"
+    assert scheme.reason("mlp.down", {}, "npu", "b.weight") == "the options ask for it, of all mlp.down"
+
+
+def test_a_target_is_the_reason_where_it_changes_a_form_and_only_there() -> None:
+    scheme = find("w4a8", Options(group=64))
+    target = {"mlp.down": {"bits": 8}, "head": {"bits": 8, "group": 64}, "attn.v": {"bits": 0}}
+    told = {role: scheme.reason(role, target, "npu", "a.weight") for role in ("mlp.down", "head", "attn.v", "attn.q", "norm")}
+    assert told == {
+        "mlp.down": "target npu asks for it, of all mlp.down", "attn.v": "target npu asks for it, of all attn.v",
+        "head": "", "attn.q": "", "norm": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "some"), [("w4a8", True), ("w4a8-mixed", True), ("w8a8", False), ("float", False)])
+def test_which_schemes_have_weights_for_zero_points(name: str, some: bool) -> None:
+    assert find(name).has_four_bits is some
 
 
 def test_zero_points_are_for_four_bits_of_the_body() -> None:
