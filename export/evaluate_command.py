@@ -70,7 +70,7 @@ def evaluate(
             told = now
 
         found = measure(request, progress)
-    measured = record.model_copy(update={"evaluation": found, "verdict": None})
+    measured = record.measured(found)
     if report is not None:
         write_page(report, bundle.manifest, measured)
     if as_json:

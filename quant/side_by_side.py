@@ -22,7 +22,7 @@ from appliance.bundle.record import LayerRecord
 from appliance.runtime.session import give_back_memory
 from quant.ablations import model_of
 from quant.evaluate import Likeness
-from quant.layers import TAIL, Opener, Part, Running, cut
+from quant.layers import TAIL, Opener, Outputs, Part, Running, cut
 from quant.windows import Ids
 
 FLOAT, QUANTIZED = "float", "quantized"
@@ -60,6 +60,8 @@ class Walk:
         folder: for hidden states; the caller removes it.
         visit: is shown each decided part with what enters its linears, by stream tag, when the float model feeds it the first
             probe.
+        compare: is shown each float part, the decided one and what enters the float part's linears, by stream tag, for the first
+            probe.
     """
 
     inputs: Sequence[Ids]
@@ -67,6 +69,7 @@ class Walk:
     probes: Sequence[int] = ()
     chains: Mapping[str, Sequence[int]] = field(default_factory=dict)
     visit: Callable[[Part, Mapping[str, np.ndarray]], None] | None = None
+    compare: Callable[[Part, Part, Mapping[str, np.ndarray]], None] | None = None
 
     def last(self, chain: str, number: int) -> np.ndarray:
         """[B,S,D]: what the head takes, once the walk is over."""
@@ -97,7 +100,7 @@ def walk(models: Models, going: Walk, opener: Opener, progress: Progress) -> tup
         for chain, inputs in going.chains.items():
             if inputs:
                 _run(Running(model_of(chain, plain, decided), opener), going, chain, inputs, plain)
-        record = _float_part(plain, going, opener, locals_)
+        record = _float_part(plain, decided, going, opener, locals_)
         if going.probes and plain is not models.plain[-1]:
             found.append(record)
         give_back_memory()
@@ -120,20 +123,28 @@ def _quantized_part(decided: Part, going: Walk, opener: Opener) -> dict[int, np.
         out = running.run(going.entering(FLOAT, at, decided))
         own[at] = out.hidden
         if going.visit is not None and at == going.probes[0]:
-            headless = {"head_in": out.hidden} if decided.name == TAIL else {}
-            going.visit(decided, {**out.streams, **headless})
+            going.visit(decided, _streams(decided, out))
     _run(running, going, QUANTIZED, going.probes, decided)
     return own
 
 
-def _float_part(plain: Part, going: Walk, opener: Opener, own: Mapping[int, np.ndarray]) -> LayerRecord:
+def _streams(part: Part, out: Outputs) -> dict[str, np.ndarray]:
+    """What enters a part's linears; a tail that runs without its head gives out what enters that."""
+    return {**out.streams, **({"head_in": out.hidden} if part.name == TAIL else {})}
+
+
+def _float_part(plain: Part, decided: Part, going: Walk, opener: Opener, own: Mapping[int, np.ndarray]) -> LayerRecord:
     """Take the float chain through the part, and compare the others with it."""
-    running = Running(plain.build(streams=False, head=False), opener)
+    compare = going.compare if going.probes else None
+    running = Running(plain.build(streams=compare is not None, head=False), opener)
     local, along = Likeness(), Likeness()
     for at in range(len(going.inputs)):
         entering = going.entering(FLOAT, at, plain)
-        leaving = running.run(entering).hidden
+        out = running.run(entering)
+        leaving = out.hidden
         going.keep(FLOAT, at, leaving)
+        if compare is not None and at == going.probes[0]:
+            compare(plain, decided, _streams(plain, out))
         if at in own:
             before = entering if plain.layer is not None else np.float32(0)
             local.add(leaving - before, own[at] - before)

@@ -5,7 +5,7 @@ Knows: the order of measurements, and how much is measured of each. Does not kno
 
     shipped graphs -- logits of windows --+-- statistics on each text
     float graph, part by part ------------+
-    both, part by part -- local and accumulated loss of each layer, ablations, operators against numpy
+    both, part by part -- local and accumulated loss of each layer, ablations, operators against numpy, loss of each output
     shipped graphs -- write greedily -- the float graph reads along: where would it have written something else?
 """
 
@@ -33,7 +33,7 @@ from appliance.errors import DeviceError
 from appliance.runtime.session import give_back_memory
 from appliance.runtime.tokenizer import Tokenizer, load_tokenizer
 from appliance.targets.capabilities import Target
-from quant import greedy, structure
+from quant import greedy, output_loss, structure
 from quant.ablations import ACTIVATIONS, KV, SAID, WEIGHTS, kv_scales
 from quant.emulate import ROWS, Emulated, emulate_part
 from quant.evaluate import Floats, Likeness, Quality, Tally, compare, rows_at_once
@@ -134,6 +134,7 @@ class _Measuring:
     provider: str = ""
     ran: str = "files"
     emulated: list[Emulated] = field(default_factory=list)
+    lost: dict[str, float | None] = field(default_factory=dict)
     heads: dict[str, Head] = field(default_factory=dict)
 
     def run(self) -> EvaluationRecord:
@@ -162,6 +163,7 @@ class _Measuring:
             greedy=tuple(told),
             tokenizer=subject.tokenizer,
             emulation=_worst(self.emulated),
+            output_loss={name: lost for name, lost in self.lost.items() if lost is not None},
             command=subject.command,
             seconds=0,
         )
@@ -205,12 +207,16 @@ class _Measuring:
         def visit(part: Part, streams: Mapping[str, np.ndarray]) -> None:
             self.emulated += emulate_part(part, streams, subject.target, subject.threads)
 
+        def compare(plain: Part, decided: Part, streams: Mapping[str, np.ndarray]) -> None:
+            self.lost.update(output_loss.losses(plain, decided, streams, inputs[0]))
+
         going = Walk(
             inputs=inputs,
             folder=subject.work / "hidden",
             probes=probes if self.ran == "files" else range(len(self.windows)),
             chains={name: probes for name in names},
             visit=visit,
+            compare=compare,
         )
         return going, walk(subject.models, going, subject.opener, self._told(0))
 

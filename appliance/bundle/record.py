@@ -34,6 +34,11 @@ class MatrixRecord(StrictModel):
         default=None, description="Loss of its outputs on the calibration text, relative; vectors count as their errors do."
     )
     plain_proxy: float | None = Field(default=None, description="The same of the plain fit, where the solver compared the two.")
+    output_loss: float | None = Field(
+        default=None,
+        description="Loss of its outputs on the evaluation's first text, relative: mean |x(W-W')^T|^2 / mean |xW^T|^2, x as the "
+        "float model has it. The same measure for every scheme. None = not measured.",
+    )
     activation: str
     activation_reason: str = Field(default="", description="Why its activations have another width than the scheme gives.")
     bytes: int
@@ -253,6 +258,9 @@ class EvaluationRecord(StrictModel):
     greedy: tuple[GreedyRecord, ...] = ()
     tokenizer: TokenizerRecord | None = None
     emulation: EmulationRecord | None = None
+    output_loss: dict[str, float] = Field(
+        default={}, description="By matrix, of an evaluation that stands alone; a record has them at its matrices."
+    )
     command: str = Field(description="Measures it again.")
     seconds: float
 
@@ -290,6 +298,14 @@ class Record(StrictModel):
     evaluation: EvaluationRecord | None = None
     verdict: VerdictRecord | None = None
     files: dict[str, str] = Field(default={}, description="sha256 of every file that was there when this was written.")
+
+    def measured(self, evaluation: EvaluationRecord) -> "Record":
+        """The record with this evaluation in place of its own, what each matrix loses of its outputs with it."""
+        lost = evaluation.output_loss
+        matrices = tuple(one.model_copy(update={"output_loss": lost.get(one.name)}) for one in self.matrices)
+        return self.model_copy(
+            update={"matrices": matrices, "evaluation": evaluation.model_copy(update={"output_loss": {}}), "verdict": None}
+        )
 
 
 def read_record(bundle: Bundle) -> Record | None:

@@ -55,12 +55,11 @@ def write_evidence(job: Job, manifest: Manifest, decision: Decision, weights: Ma
     first = sizes[job.request.targets[0].name]
     evaluation = _measure(job, bundle)
     told = read(Record, {**weights, "command": job.request.command}, "the record", BundleError)
-    told = told.model_copy(
+    told = told.measured(evaluation).model_copy(
         update={
             "sizes": sizes,
             "bits_per_weight": first.bits_per_weight,
             "bits_per_body_weight": first.bits_per_body_weight,
-            "evaluation": evaluation,
             "files": {name: entry.sha256 for name, entry in files.items()},
         }
     )

@@ -68,8 +68,11 @@ def test_a_static_bundle_is_measured_again_with_its_own_ranges(
     found = record_of(bundle).evaluation
     assert found is not None and len(found.layers) == 4 and found.emulation is not None
     assert [one.name for one in found.ablations] == ["weights", "activations", "head"]
-    aside: dict[str, object] = {"seconds": 0.0, "command": ""}
+    aside: dict[str, object] = {"seconds": 0.0, "command": "", "output_loss": {}}
     assert again.model_copy(update=aside) == found.model_copy(update=aside)
+    lost = {one.name: one.output_loss for one in record_of(bundle).matrices}
+    assert again.output_loss == lost and len(lost) == 14 + 2 and found.output_loss == {}
+    assert all(value is not None and 1e-6 < value < 0.2 for value in lost.values()), lost
 
 
 def test_matrices_have_the_activations_of_their_streams(built: Callable[[str], Bundle]) -> None:
