@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quant.foreign.infer import Inference
 
 EXAMPLE = "appliance quantize model.onnx --scheme w4a8"
@@ -44,7 +46,7 @@ def quantize(
         if not leave_float:
             refuse(inference)
         return
-    chosen = schemes.find(scheme, Options(group=group) if group else None)
+    chosen = schemes.find(scheme, Options(group=group) if group is not None else None)
     request = Request(
         source=source,
         scheme=chosen,
@@ -57,12 +59,21 @@ def quantize(
         made = make(request, progress)
     size = sum(one["bytes"] for one in made.record["files"].values())
     if as_json:
-        kept = {key: made.record[key] for key in ("scheme", "bits_per_weight", "inferred", "not_understood", "files")}
+        kept = {key: made.record[key] for key in ("scheme", "bits_per_weight", "inferred", "not_understood", "files", "loss")}
         print(json.dumps({"output": str(request.output), "record": str(request.record), "bytes": size, **kept}))
         return
     print(table(made.inference))
     print(f"{request.output}: {size / 1e6:.0f} MB, {scheme}, {made.record['bits_per_weight']} bits a weight")
+    print(lost(made.record["loss"]))
     print(f"record: {request.record}")
+
+
+def lost(loss: "Mapping[str, Any]") -> str:
+    """One line of what the logits lost."""
+    if loss["why_not"]:
+        return f"what it lost was not measured: {loss['why_not']}"
+    found = f"logits off by {loss['relative_difference']:.2g} of theirs, KL {loss['kl_mean']:.2g} nats"
+    return f"on {loss['tokens']} random tokens: {found}, the same first choice on {loss['same_top']:.0%}"
 
 
 def table(inference: "Inference") -> str:
@@ -103,6 +114,6 @@ def _place(source: Path, output: Path | None, scheme: str) -> Path:
 def _again(source: Path, scheme: str, group: int | None, leave_float: bool) -> str:
     """The command that makes the same file again, without paths of this machine."""
     words = ["appliance", "quantize", source.name, "--scheme", scheme]
-    words += ["--group", str(group)] if group else []
+    words += ["--group", str(group)] if group is not None else []
     words += ["--leave-float"] if leave_float else []
     return shlex.join(words)

@@ -10,7 +10,7 @@ no code with what wrote it), how integers were found.
 SmolLM2's 98 MB take about a second; memory is a few tens of MiB.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,7 +163,7 @@ def check_equal(reference: np.ndarray, other: np.ndarray, what: str) -> None:
 
 def _parts(written: Written, wanted: Expected, path: Path) -> list[tuple[Decided, slice]]:
     """The decided weights that a written matrix is made of, with their rows."""
-    name, undecided = base_name(written.weight), f"{path}: {written.node} reads the quantized {written.weight}"
+    name, undecided = _known(written.weight, wanted.decided), f"{path}: {written.node} reads the quantized {written.weight}"
     if name in wanted.decided:
         return [(wanted.decided[name], slice(0, wanted.decided[name].shape[0]))]
     found = []
@@ -181,6 +181,16 @@ def rows_of(tags: Mapping[str, str]) -> list[tuple[str, slice]]:
     """Roles of the parts of a joined matrix, with their rows."""
     said = [part.rsplit(":", 2) for part in filter(None, tags.get(PARTS, "").split(","))]
     return [(role, slice(int(first), int(last))) for role, first, last in said]
+
+
+def _known(initializer: str, known: Collection[str]) -> str:
+    """`base_name`, but a weight's own name may end as one that emission makes does."""
+    name = initializer
+    for ending in _ENDINGS:
+        if name in known:
+            break
+        name = name.removesuffix(ending)
+    return name
 
 
 def base_name(initializer: str) -> str:
@@ -266,6 +276,6 @@ def _check_coverage(file: GraphFile, wanted: Expected) -> None:
         tags = file.tags(weight)
         roles = [role for role, _ in rows_of(tags)]
         joined = bool(roles) and all(wanted.part(role, tags.get(LAYER, "")) is not None for role in roles)
-        if base_name(weight) not in known and not joined:
+        if _known(weight, known) not in known and not joined:
             what = f"{node.op_type} {node.name} multiplies by {weight}, for which nothing was decided"
             raise BundleError(f"{file.path}: {what}", AGAIN)

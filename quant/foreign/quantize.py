@@ -2,12 +2,15 @@
 
 Knows: the order of the steps. Does not know: how roles are found (`quant.foreign.infer`), forms, what a person is shown.
 
-    model.onnx -> roles -> canonical nodes -> decide -> emit -> what stays float as it was -> model.onnx, .data, .record.json
+    model.onnx -> roles -> canonical nodes -> decide -> emit -> what stays float as it was -> files beside their places
+               -> read back and compared with what was decided -> run beside the float file -> .record.json -> their places
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,19 +20,21 @@ from typing import Any
 import onnx_ir as ir
 
 from appliance.bundle.vocabulary import PARTS, ROLE
-from appliance.errors import BadInput, StorageError, TargetError
+from appliance.errors import BadInput, BundleError, LossError, StorageError, TargetError
 from appliance.targets.capabilities import Target
-from quant import decide, emit, record, solvers
+from quant import decide, emit, record, shipped, solvers, structure
 from quant.foreign.adopt import Adopted, adopt, restore
 from quant.foreign.infer import Inference, Inferred, infer
-from quant.scheme import Scheme
+from quant.foreign.loss import Facts, facts, measure
+from quant.graph import sizes
+from quant.scheme import TABLES, Scheme
 
 SOLVER_THREADS = 2
 ALIGNMENT = 4096
 """Offsets of tensors: a page, so that onnxruntime maps them."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("quantize", "write"), how much of it is done and how much there is, as it goes."""
+"""Called with the stage ("quantize", "write", "measure"), how much of it is done and how much there is, as it goes."""
 
 
 @dataclass(frozen=True)
@@ -114,18 +119,22 @@ def refuse(inference: Inference) -> None:
 
 
 def quantize(request: Request, progress: Progress) -> Quantized:
-    """Quantize the file; see the picture above. Interrupted, it leaves only `request.work`.
+    """Quantize the file; see the picture above. Interrupted, it leaves only `request.work`; refused at the end, nothing.
 
     Raises:
         BadInput: the graph cannot be read or understood; the node is named.
         TargetError: the scheme needs calibration, or cannot be held.
         StorageError: the disk is full.
+        BundleError: the written file does not hold what was decided.
+        LossError: it does not run, or its logits are no numbers.
     """
     _check(request)
     model = open_graph(request.source)
+    source = hashes(model, request.source)
     inference = infer(model)
     if not request.leave_float:
         refuse(inference)
+    known = facts(inference, _places(model.graph, inference))
     adopted = adopt(model, inference, lambda roles: _most_precise(roles, request))
     request.work.mkdir(parents=True, exist_ok=True)
     decision = decide.decide(
@@ -136,13 +145,68 @@ def quantize(request: Request, progress: Progress) -> Quantized:
         lambda done, total, _: progress("quantize", done, total),
         threads=SOLVER_THREADS,
     )
+    wanted = structure.expected(model)
     emit.emit(model, request.target)
     restore(model, adopted)
     _tag_parts(model.graph)
-    made = _record(request, inference, adopted, decision)
-    written = _write(model, request, made, progress)
+    made = {**_record(request, inference, adopted, decision), "source": source}
+
+    def tell(graph: Path) -> dict[str, Any]:
+        _compare(graph, model.graph, wanted, decision)
+        return {**_sizes(graph, request.target, decision), "loss": _loss(request, graph, known, progress)}
+
+    try:
+        written = _write(model, request, made, tell, progress)
+    except (BundleError, LossError):
+        shutil.rmtree(request.work)  # what it holds may be what was wrong
+        raise
     shutil.rmtree(request.work)
     return Quantized(inference, written)
+
+
+def hashes(model: ir.Model, source: Path) -> dict[str, Any]:
+    """The graph's file and those of its weights, by the names that the graph gives them."""
+    tensors = [value.const_value for graph in (model.graph, *model.graph.subgraphs()) for value in graph.initializers.values()]
+    outside = {_told(one): Path(one.path) for one in tensors if isinstance(one, ir.ExternalTensor)}
+    weights = {name: _sha256(path) for name, path in sorted(outside.items())}
+    return {"file": source.name, "sha256": _sha256(source), "weights": weights}
+
+
+def _told(tensor: ir.ExternalTensor) -> str:
+    """Where its numbers lie, as seen from the graph."""
+    location = Path(str(tensor.location))
+    return location.name if location.is_absolute() else location.as_posix()
+
+
+def _places(graph: ir.Graph, inference: Inference) -> int | None:
+    """How many positions the model has rows for in tables of positions or angles; None when it has no such table."""
+    tensors = [graph.initializers[name].const_value for name, role in inference.others.items() if role in ("position", "rope")]
+    shapes = [sizes(tensor) for tensor in tensors if tensor is not None]
+    return min((shape[0] for shape in shapes if len(shape) == 2 and shape[0] > 1), default=None)
+
+
+def _compare(path: Path, graph: ir.Graph, wanted: structure.Expected, decision: decide.Decision) -> None:
+    """`quant.structure.check` of the written file: what was never decided is accounted for as float, under the names it has."""
+    floats = {name.removesuffix(".turned"): tags for name, tags in wanted.floats.items()}
+    kept = {one.name.removesuffix(".turned") for one in decision.kept}
+    rest = {name: value.metadata_props for name, value in graph.initializers.items() if name not in wanted.decided}
+    structure.check([path], structure.Expected(wanted.decided, {**rest, **floats}), {*rest, *kept})
+
+
+def _sizes(graph: Path, target: Target, decision: decide.Decision) -> dict[str, Any]:
+    """Counted in the file, as a bundle's record has it."""
+    tables = sum(one.parameters for one in decision.matrices if set(one.roles) & set(TABLES))
+    tables += sum(one.parameters for one in decision.kept if one.role in TABLES)
+    found = shipped.size([graph], decision.parameters, tables)
+    return {
+        "sizes": {target.name: found.model_dump()},
+        "bits_per_weight": found.bits_per_weight,
+        "bits_per_body_weight": found.bits_per_body_weight,
+    }
+
+
+def _loss(request: Request, graph: Path, known: Facts, progress: Progress) -> dict[str, Any]:
+    return measure(request.source, graph, known, SOLVER_THREADS, lambda done, total: progress("measure", done, total))
 
 
 def _check(request: Request) -> None:
@@ -183,9 +247,14 @@ def _record(request: Request, inference: Inference, adopted: Adopted, decision: 
         "inferred": [told(one) for one in inference.matrices],
         "not_understood": [{"weight": one.name, "node": one.node, "why": one.why} for one in inference.unknown],
         "head_is_a_copy_of_the_embedding": adopted.copied,
-        "source": {"file": request.source.name, "sha256": _sha256(request.source)},
         "command": request.command,
+        "versions": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("appliance", "onnx", "onnx-ir", "onnxruntime", "numpy")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def told(one: Inferred) -> dict[str, Any]:
@@ -201,8 +270,10 @@ def told(one: Inferred) -> dict[str, Any]:
     }
 
 
-def _write(model: ir.Model, request: Request, made: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """All files beside their places first; the graph takes its place last."""
+def _write(
+    model: ir.Model, request: Request, made: dict[str, Any], tell: Callable[[Path], dict[str, Any]], progress: Progress
+) -> dict[str, Any]:
+    """All files beside their places first, where `tell` judges the graph and adds to the record; the graph goes last."""
     partial = request.output.with_name(f".{request.output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -213,6 +284,7 @@ def _write(model: ir.Model, request: Request, made: dict[str, Any], progress: Pr
             callback=lambda _, told: progress("write", told.index + 1, told.total),
         )  # fmt: skip
         files = [path for path in (partial / request.data.name, graph) if path.exists()]
+        made = {**made, **tell(graph)}
         made["files"] = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files}
         (partial / request.record.name).write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         for path in (partial / request.record.name, *files):
