@@ -12,11 +12,16 @@ import typer
 from appliance.errors import BadInput
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from appliance.bundle.manifest import Variant
     from appliance.bundle.record import EvaluationRecord, Record
     from appliance.bundle.store import Bundle
 
 EXAMPLE = "appliance show smollm2-135m"
+
+_WIDE = 140
+"""Columns of a table that no terminal shows."""
 
 
 def show(
@@ -107,11 +112,11 @@ def _print_manifest(bundle: "Bundle", verified: bool) -> None:
 
 def print_evaluation(record: "Record", *, whole: bool) -> None:
     """What was measured, on a screen; with `whole` also every layer and matrix."""
-    from appliance.report import words
+    from appliance.report import conditions, words
 
     print(words.lost(record))
     found = record.evaluation
-    for key, value in _figures(record).items():
+    for key, value in {**_figures(record), **conditions.lines(record)}.items():
         print(f"{key:<13}{value}")
     for number, line in enumerate(words.kept_quantized(record)):
         print(f"{'' if number else 'kept':<13}{line}")
@@ -121,6 +126,8 @@ def print_evaluation(record: "Record", *, whole: bool) -> None:
     if whole:
         _print_layers(found)
         _print_matrices(record)
+        _print_streams(record)
+        _print_state(record)
 
 
 def _figures(record: "Record") -> dict[str, str]:
@@ -175,15 +182,49 @@ def _print_layers(found: "EvaluationRecord | None") -> None:
 
 
 def _print_matrices(record: "Record") -> None:
-    from rich.console import Console
     from rich.table import Column, Table
 
     from appliance.report import words
 
-    table = Table(Column("matrix", no_wrap=True), "form", "SNR", "proxy", "clipped", Column("solver, why", overflow="fold"))
+    head = ("form", "activation", "SNR", "output loss", "proxy", "clipped", Column("solver, why", overflow="fold"))
+    table = Table(Column("matrix", no_wrap=True), *head)
     for one in record.matrices:
-        why = ": ".join(filter(None, (one.solver, one.reason or one.fell_back)))
+        why = ": ".join(filter(None, (one.solver, one.reason or one.fell_back, one.activation_reason)))
         name = one.name.removeprefix("model.").removesuffix(".weight")
-        figures = (words.decibels(one.snr_db), words.number(one.proxy), f"{one.saturation:.1%}")
-        table.add_row(name, f"{one.bits} / {one.group or 'row'}", *figures, why)
+        losses = (words.decibels(one.snr_db), words.number(one.output_loss), words.number(one.proxy), f"{one.saturation:.1%}")
+        table.add_row(name, f"{one.bits} / {one.group or 'row'}", one.activation, *losses, why)
+    _print_wide(table)
+
+
+def _print_wide(table: "Table") -> None:
+    """As wide as the terminal; where there is none (a file, a pipe) as wide as such a table needs."""
+    from rich.console import Console
+
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+
+
+def _print_streams(record: "Record") -> None:
+    from rich.table import Table
+
+    from appliance.report import words
+
+    for target, streams in record.ranges.items():
+        table = Table("stream", "bits", "lowest", "highest", "why", title=f"static activations, {target}", title_justify="left")
+        for one in streams:
+            table.add_row(one.stream, str(one.bits), words.number(one.low), words.number(one.high), one.reason)
+        _print_wide(table)
+
+
+def _print_state(record: "Record") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from appliance.report import words
+
+    if record.kv is None:
+        return
+    table = Table("layer", "SNR of keys", "of values", title=f"keys and values in {record.kv.dtype}", title_justify="left")
+    for one in record.kv.layers:
+        table.add_row(str(one.layer), words.decibels(one.key_snr_db), words.decibels(one.value_snr_db))
     Console().print(table)

@@ -12,7 +12,7 @@ from pathlib import Path
 from appliance.bundle.manifest import Manifest
 from appliance.bundle.record import EvaluationRecord, GreedyRecord, KeptRecord, Record
 from appliance.errors import StorageError
-from appliance.report import plots, words
+from appliance.report import conditions, plots, words
 from appliance.report.marks import Safe, element, escape, joined, table
 
 FILE = "report.html"
@@ -27,7 +27,7 @@ def page(manifest: Manifest, record: Record) -> str:
     """
     style = files("appliance.report").joinpath("style.css").read_text(encoding="utf-8")
     parts = [_head(manifest, record), _tiles(record), _texts(record), _plots(record), _greedy(record), _checks(record),
-             _exceptions(record), _kept(record), _again(manifest, record), _details(record)]  # fmt: skip
+             _conditions(record), _exceptions(record), _kept(record), _again(manifest, record), _details(record)]  # fmt: skip
     body = element("body", {}, *(part for part in parts if part is not None))
     title = f"{manifest.name}: what {record.scheme} lost"
     head = joined(
@@ -208,6 +208,24 @@ def _checks(record: Record) -> Safe | None:
     return element("section", {}, element("h2", {}, "Checks"), table(("what", "found"), rows, 2))
 
 
+def _conditions(record: Record) -> Safe | None:
+    """How it was quantized, and the streams whose activations are not the scheme's."""
+    rows = list(conditions.lines(record).items())
+    if not rows:
+        return None
+    parts = [element("h2", {}, "How it was quantized"), table(("what", "how"), rows, 2)]
+    streams = [
+        (one.stream, one.reason, target, one.bits, words.number(one.low), words.number(one.high))
+        for target, found in record.ranges.items()
+        for one in found
+        if one.reason
+    ]
+    if streams:
+        head = ("stream with other activations", "why", "target", "bits", "lowest value", "highest")
+        parts.append(table(head, streams, 3))
+    return element("section", {}, *parts)
+
+
 def _exceptions(record: Record) -> Safe | None:
     chosen = [one for one in record.matrices if one.reason or one.fell_back]
     if not chosen:
@@ -259,13 +277,26 @@ def _details(record: Record) -> Safe | None:
         return None
     rows = [
         (one.name, "+".join(one.roles), f"{one.shape[0]} x {one.shape[1]}", one.bits, one.group or "row", one.activation,
-         words.decibels(one.snr_db), words.number(one.proxy), f"{one.saturation:.2%}", words.size(one.bytes))
+         words.decibels(one.snr_db), words.number(one.output_loss), words.number(one.proxy), f"{one.saturation:.2%}",
+         words.size(one.bytes))
         for one in record.matrices
     ]  # fmt: skip
-    head = ("matrix", "role", "shape", "bits", "group", "activations", "SNR", "proxy loss", "clipped", "size")
-    return element(
-        "details", {}, element("summary", {}, f"All {len(rows)} matrices"), table(head, rows, 2), *_layers(record.evaluation)
+    head = ("matrix", "role", "shape", "bits", "group", "activations", "SNR", "output loss", "proxy loss", "clipped", "size")
+    explained = (
+        "Output loss: of the matrix's products with what the float model hands to it on the first text, the share that is error; "
+        "every scheme has it. Proxy loss: the same on the calibration text, where the solver looked, its vectors counting by "
+        "their effect on the rest."
     )
+    inner = (table(head, rows, 2), element("p", {"class": "soft"}, explained), *_layers(record.evaluation), *_state(record))
+    return element("details", {}, element("summary", {}, f"All {len(rows)} matrices"), *inner)
+
+
+def _state(record: Record) -> Sequence[Safe]:
+    """Keys and values by layer, where they are kept in integers."""
+    if record.kv is None or not record.kv.layers:
+        return ()
+    rows = [(f"layers.{one.layer}", words.decibels(one.key_snr_db), words.decibels(one.value_snr_db)) for one in record.kv.layers]
+    return (escape(table(("layer", f"SNR of keys in {record.kv.dtype}", "of values"), rows)),)
 
 
 def _layers(found: EvaluationRecord | None) -> Sequence[Safe]:

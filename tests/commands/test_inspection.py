@@ -58,6 +58,18 @@ def test_show_tells_the_loss_in_a_line_and_layers_when_asked(home: Path, capsys:
     assert json.loads(output(capsys, "show", "small", "--json"))["record"] == json.loads(records.record().model_dump_json())
 
 
+def test_show_tells_how_it_was_quantized(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_record(install_bundle(home / "models", "small"), records.record(**records.conditions()))
+    shown = output(capsys, "show", "small")
+    for said in records.SAID:
+        assert said in shown, said
+    whole = output(capsys, "show", "small", "--layers")
+    for said in ("block-dynamic", "static-u16", "0.0123", "8 bits cost 7% there", "layers.3.mlp_in", "8 bits in layer 3 cost 7%",
+                 "38.0 dB", "32.5 dB"):  # fmt: skip
+        assert said in whole, said
+    assert "layers.3.mlp_in" not in shown
+
+
 def test_show_says_what_left_the_band(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verdict = VerdictRecord(band={"kl": 0.1}, complaint="the mean KL is 0.190; look at layers.3", accepted=True)
     with_record(install_bundle(home / "models", "small"), records.record(verdict=verdict))

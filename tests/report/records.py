@@ -8,11 +8,15 @@ from appliance.bundle.record import (
     EvaluationRecord,
     GreedyRecord,
     KeptRecord,
+    KvLayerRecord,
+    KvRecord,
     LayerRecord,
     MatrixRecord,
     Record,
+    ReshapedRecord,
     Share,
     SizeRecord,
+    StreamRecord,
     TextRecord,
     TokenizerRecord,
     VerdictRecord,
@@ -100,6 +104,42 @@ def record(**changes: object) -> Record:
         files={"cpu/model.onnx": "ef" * 32},
     )
     return whole.model_copy(update=changes)
+
+
+def conditions() -> dict[str, object]:
+    """What a record has of a bundle that was rotated, with static activations and keys and values in int8."""
+    streams = [
+        StreamRecord(stream=f"layers.{layer}.{name}", bits=16 if name == "mlp_mid" else 8, low=-1.5, high=2.25, cost_8_bits=1e-4,
+                     reason=f"8 bits in layer {layer} cost 7%" if name == "mlp_mid" else "")
+        for layer in range(4)
+        for name in ("mlp_in", "mlp_mid")
+    ]  # fmt: skip
+    head = StreamRecord(stream="head_in", bits=16, reason="", cost_8_bits=0, low=-3, high=3)
+    first = record().matrices[0]
+    wide = {"activation": "static-u16", "activation_reason": "8 bits cost 7% there", "output_loss": 0.0123}
+    return {
+        "options": {
+            "group": None, "symmetric": False, "kv": "int8", "roles": {"mlp.down": {"bits": 8, "group": 0}, "head": {"bits": 0}},
+            "weights": {"a": {"bits": 8}, "b": {"bits": 8}},
+        },
+        "reshaped": ReshapedRecord(seed=0, residual="hadamard 64", obstacle="", heads="hadamard 16", layers=4, folded=9,
+                                   tied=True, norms=0, values=4, gated=3),
+        "ranges": {"cpu-static": (*streams, head)},
+        "kv": KvRecord(dtype="int8", scales="one for each head", tokens=8192, layers=tuple(
+            KvLayerRecord(layer=layer, key_snr_db=40.0 - layer, value_snr_db=30.5 + layer) for layer in range(4))),
+        "matrices": (first.model_copy(update=wide), *record().matrices[1:]),
+    }  # fmt: skip
+
+
+SAID = (
+    "zero points, keys and values in int8, mlp.down 8 bits in one scale a row, head float, 2 weights with forms of their own",
+    "residual stream rotated (hadamard 64); value heads of 4 layers rotated (hadamard 16); gains of 9 norms folded into the "
+    "weights behind them; a square matrix before the head keeps it tied; equalized: 4 layers' values, 3 feed-forward blocks",
+    "cpu-static: 16 bits for 5 of 9 streams, 4 of them because 8 cost most there (layers.0.mlp_mid, layers.1.mlp_mid, "
+    "layers.2.mlp_mid, ...)",
+    "keys and values in int8, SNR of keys 37.0 dB or more (layer 3), of values 30.5 dB or more (layer 0)",
+)
+"""What is said of `conditions`."""
 
 
 def manifest() -> Manifest:

@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from appliance.bundle.record import GreedyRecord, LayerRecord, Record, VerdictRecord
-from appliance.report import plots, words
+from appliance.bundle.record import GreedyRecord, LayerRecord, Record, ReshapedRecord, StreamRecord, VerdictRecord
+from appliance.report import conditions, plots, words
 from appliance.report.marks import Frame, element, escape, ticks
 from appliance.report.page import page
+from tests.report import records
 from tests.report.records import embedding, evaluation, manifest, record, text
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -61,6 +62,25 @@ def test_the_page_says_everything_and_needs_nothing() -> None:
     assert not re.search(r"url\(|@import|https?://", made)
 
 
+def test_the_page_says_how_it_was_quantized() -> None:
+    found = read(record(**records.conditions()))
+    for said in (*records.SAID, "layers.3.mlp_mid", "8 bits in layer 3 cost 7%", "static-u16", "output loss", "0.0123", "38.0 dB",
+                 "32.5 dB"):  # fmt: skip
+        assert said in found.text, said
+    assert "layers.3.mlp_in" not in found.text, "it has what the scheme gives"
+    nothing = record(options={"group": None, "symmetric": True, "kv": "float32", "roles": {}, "weights": {}})
+    assert "How it was quantized" not in read(nothing).text
+
+
+def test_what_stands_in_the_way_of_a_rotation_is_told() -> None:
+    reshaped = records.conditions()["reshaped"]
+    assert isinstance(reshaped, ReshapedRecord)
+    bare: dict[str, object] = {"residual": "", "heads": "", "folded": 0, "tied": False, "norms": 5, "values": 0, "gated": 0}
+    told = reshaped.model_copy(update={**bare, "obstacle": "layer 2 adds a bias"})
+    assert conditions.reshaped(told) == "residual stream not rotated: layer 2 adds a bias; equalized: 5 norms"
+    assert conditions.widths(()) == "16 bits for 0 of 0 streams"
+
+
 HOSTILE = '</title></style><script>alert(1)</script><img src=x onerror="a()">\x1b[31m\u202e&amp;'
 
 
@@ -74,6 +94,15 @@ def test_what_a_model_says_stays_text() -> None:
             "command": HOSTILE, "scheme": HOSTILE,
             "verdict": VerdictRecord(band={HOSTILE: 1.0}, complaint=HOSTILE), "calibration": {HOSTILE: HOSTILE},
             "files": {HOSTILE: HOSTILE}, "float": (one.float[0].model_copy(update={"role": HOSTILE, "reason": HOSTILE}),),
+        }
+    )  # fmt: skip
+    reshaped = records.conditions()["reshaped"]
+    assert isinstance(reshaped, ReshapedRecord)
+    stream = StreamRecord(stream=HOSTILE, bits=16, reason=HOSTILE, cost_8_bits=0, low=0, high=1)
+    bad = bad.model_copy(
+        update={
+            "reshaped": reshaped.model_copy(update={"obstacle": HOSTILE}), "ranges": {HOSTILE: (stream,)},
+            "options": {HOSTILE: HOSTILE, "roles": {HOSTILE: {"bits": 4}}},
         }
     )  # fmt: skip
     reader = Reader()
