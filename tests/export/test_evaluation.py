@@ -168,7 +168,7 @@ def test_the_size_is_counted_in_the_files(built: Bundle) -> None:
 
 def test_the_report_lies_in_the_bundle(built: Bundle) -> None:
     page = built.file("report.html").read_text(encoding="utf-8")
-    assert "tiny" in page and "<svg" in page and "appliance evaluate tiny --windows 3" in page
+    assert "tiny" in page and "<svg" in page and "appliance evaluate tiny --source tiny --windows 3" in page
     record = read_record(built)
     assert record is not None and record.verdict is not None and record.verdict.complaint == ""
     assert record.files["cpu/model.onnx"] == built.manifest.files["cpu/model.onnx"].sha256
