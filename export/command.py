@@ -42,7 +42,8 @@ def build(
     context: Annotated[int, typer.Option(min=0, help="Tokens of context; 0 = what the model was made for.")] = 0,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give groups of 4-bit weights a zero point each.")] = False,
     budget: Annotated[
-        float | None, typer.Option(min=4, max=9, help="Bits a weight of the body, for schemes that choose exceptions.")
+        float | None,
+        typer.Option(min=4, max=9, help="Bits a weight of the body; exceptions are chosen by what they cost."),
     ] = None,
     exception: Annotated[
         list[str] | None,
@@ -129,13 +130,15 @@ def build(
 
 
 def _checked(scheme: "Scheme", budget: float | None, exceptions: "Sequence[Asked]") -> "Scheme":
-    """The scheme with another budget, if it has one at all; refused where zero points were asked for and nothing can have any."""
+    """The scheme with its budget; refused where that, or zero points, would mean nothing."""
+    from quant import solvers
+
     if not (scheme.options.symmetric or scheme.has_four_bits or any(one.bits == 4 for one in exceptions)):
         raise BadInput(f"scheme {scheme.name} has no 4-bit weights that could have zero points", "leave out --asymmetric")
     if budget is None:
         return scheme
-    if scheme.budget is None:
-        raise BadInput(f"scheme {scheme.name} chooses no exceptions, so it has no budget", "choose --scheme w4a8-mixed")
+    if scheme.budget is None and not solvers.find(scheme.solver).NEEDS_MOMENTS:
+        raise BadInput(f"scheme {scheme.name} is not calibrated, so nothing can be chosen", "choose --scheme w4a8-mixed")
     return replace(scheme, budget=budget)
 
 

@@ -163,7 +163,7 @@ def test_what_a_scheme_cannot_use_is_said(source: Path, home: Path, tmp_path: Pa
     assert build(source, "no", "--calibration", str(text), scheme="w4a8") == 2
     assert "scheme w4a8 is not calibrated" in capsys.readouterr().err
     assert build(source, "no", "--budget", "5", scheme="w4a8") == 2
-    assert "so it has no budget" in capsys.readouterr().err
+    assert "so nothing can be chosen" in capsys.readouterr().err
 
 
 def test_zero_points_come_with_asymmetric(source: Path, home: Path) -> None:

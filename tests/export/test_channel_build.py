@@ -20,8 +20,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tiny"
 
 
-def build(source: Path, home: Path, scheme: str) -> dict[str, Any]:
-    more = ["--accept-loss", "--windows", "1", "--calibration-tokens", "1024"]
+def build(source: Path, home: Path, scheme: str, *words: str) -> dict[str, Any]:
+    more = ["--accept-loss", "--windows", "1", "--calibration-tokens", "1024", *words]
     assert cli.main(["build", str(source), "--name", "m", "--scheme", scheme, "--target", "cpu-static", *more]) == 0
     found: dict[str, Any] = json.loads((home / "models" / "m" / "record.json").read_text())
     return found
@@ -53,3 +53,10 @@ def test_a_build_tells_what_it_did_and_every_operator_is_what_numpy_says(scheme:
         assert made_by[node.input[0]] == "DequantizeLinear", f"{node.name}: its input is not quantized"
         readers = [one.op_type for one in graph.node if node.output[0] in one.input]
         assert readers == ["QuantizeLinear"], f"{node.name}: its output is not quantized"
+
+
+def test_a_budget_buys_eight_bits_with_one_scale_a_row(source: Path, home: Path) -> None:
+    record = build(source, home, "w4a8-channel", "--budget", "6.5")
+    body = [one for one in record["matrices"] if one["roles"][0] not in ("embed", "head")]
+    assert {(one["bits"], one["group"]) for one in body} == {(4, 0), (8, 0)}
+    assert all("with one scale a row" in one["reason"] for one in body if one["bits"] == 8)
