@@ -16,7 +16,7 @@ import onnx_ir as ir
 from appliance.bundle.vocabulary import DOMAIN, QUANT_LINEAR
 from appliance.targets.capabilities import Target
 from quant import emit
-from quant.ablations import rounded, values_of
+from quant.ablations import pieces_of, rounded
 from quant.arrays import Floats
 from quant.graph import sizes, tensor_of
 from quant.layers import Part
@@ -74,7 +74,8 @@ def away_from_halves(x: Floats, node: ir.Node) -> Floats:
 def in_numpy(node: ir.Node, x: Floats) -> npt.NDArray[np.float64]:
     """rounded(x) . values of the integers + bias, in float64; not rounded to a range for what leaves."""
     bias = node.inputs[3] if len(node.inputs) > 3 else None
-    y = rounded(x, node).astype(np.float64) @ values_of(node).T.astype(np.float64)
+    entering = rounded(x, node).astype(np.float64)
+    y = np.concatenate([entering @ piece.T.astype(np.float64) for piece in pieces_of(node)], axis=-1)
     if len(node.inputs) > 5 and node.inputs[5] is not None:
         y += _offset_share(x - rounded(x, node), node)
     if bias is not None:
