@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from appliance.bundle.vocabulary import INPUT_IDS, QUANT_EMBEDDING, QUANT_LINEAR
+from appliance.bundle.vocabulary import INPUT_IDS, LINEAR, QUANT_EMBEDDING, QUANT_LINEAR
 from quant.ablations import pieces_of
 from quant.arrays import Floats
 from quant.graph import tensor_of
@@ -48,7 +48,7 @@ def losses(plain: Part, decided: Part, streams: Mapping[str, np.ndarray], ids: I
         name = str(weight.name)
         if node.op_type == QUANT_LINEAR:
             found[name] = of_product(sampled(streams[tags[name]]), own, node)
-        elif entering.name == INPUT_IDS:
+        elif entering.name == INPUT_IDS and not any(use.node.op_type == LINEAR for use in weight.uses()):
             found[name] = of_rows(np.unique(ids), ids, own, node)
     return found
 
