@@ -14,7 +14,6 @@ Activations stay float here: rounding them to int8 per block moves moments by 1e
 solvers add to the diagonal.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -37,7 +36,7 @@ from quant.parallel import each
 from quant.plan import Plan
 from quant.scheme import Form
 from quant.spill import Spilled
-from quant.turns import Turns
+from quant.turns import Turns, digest
 
 VERSION = 3
 """Raised whenever the same text would give other moments."""
@@ -94,7 +93,7 @@ def fingerprint(ids: Ids, plans: Sequence[Plan], source: str) -> str:
     """
     said = [[*identity(plan, source), plan.solver, solvers.find(plan.solver).VERSION] for plan in plans if plan.in_body]
     text = json.dumps([VERSION, source, list(ids.shape), said])
-    return hashlib.sha256(np.ascontiguousarray(ids, "<u4").tobytes() + text.encode()).hexdigest()
+    return digest(ids, text)
 
 
 def calibrate(model: ir.Model, plans: Sequence[Plan], setup: Setup, progress: Progress | None = None) -> str:

@@ -8,7 +8,6 @@ on) that gave a signal-to-noise ratio of 43.6 dB for keys and 38.2 for values; c
 gave 43.8, 43.8, 43.4 and 38.0, 35.4, 33.2; a tenth of room above the largest 42.9 and 37.9.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from appliance.errors import CheckpointError
 from quant import spill
 from quant.kv import STEPS, KvScales, envelope, rotary_pairs
 from quant.layers import Opener, Part, Running, cut, pass_through, width_of
-from quant.turns import Turns
+from quant.turns import Turns, digest, each_of
 
 VERSION = 1
 """Raised whenever the same model and text would give other scales."""
@@ -85,7 +84,7 @@ def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> 
     files = Turns(setup.work, f"kv.{_key(setup)}", {"": (*setup.ids.shape, width_of(embed))})
     batch = max(1, _TOKENS // setup.ids.shape[1])
     stopped = files.resume()
-    made = _made(stopped[1]) if stopped is not None else []
+    made = each_of(stopped[1], _layer) if stopped is not None else []
     if stopped is None or len(made) != stopped[0] or len(made) > len(layers):
         made = []
         files.begin()
@@ -147,7 +146,7 @@ def _snr(x: np.ndarray, scale: np.ndarray) -> float:
 
 def _key(setup: Setup) -> str:
     said = f"{VERSION} {setup.ids.shape} {setup.key}"
-    return hashlib.sha256(np.ascontiguousarray(setup.ids, "<u4").tobytes() + said.encode()).hexdigest()[:32]
+    return digest(setup.ids, said)[:32]
 
 
 def _write(path: Path, layers: list[LayerScales]) -> None:
@@ -157,7 +156,7 @@ def _write(path: Path, layers: list[LayerScales]) -> None:
 def _read(path: Path) -> tuple[LayerScales, ...]:
     """An earlier run's result; empty when there is none, or none that can be read."""
     try:
-        return tuple(_made(json.loads(path.read_text(encoding="utf-8"))))
+        return tuple(each_of(json.loads(path.read_text(encoding="utf-8")), _layer))
     except (OSError, ValueError):
         return ()
 
@@ -167,15 +166,8 @@ def _told(one: LayerScales) -> dict[str, Any]:
     return {"layer": one.layer, **scales, "snr": [one.key_snr_db, one.value_snr_db]}
 
 
-def _made(told: object) -> list[LayerScales]:
-    """What `_told` told of; nothing when it holds something else."""
-    try:
-        return [_layer(one) for one in told] if isinstance(told, list) else []
-    except (TypeError, ValueError, KeyError):
-        return []
-
-
 def _layer(told: dict[str, Any]) -> LayerScales:
+    """What `_told` told of."""
     key, value = (np.array(told[kind], np.float32)[:, None, :] for kind in ("key", "value"))
     if key.shape != value.shape or not (np.isfinite(key).all() and np.isfinite(value).all()):
         raise ValueError("no scales")

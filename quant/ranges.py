@@ -10,7 +10,6 @@ part is opened (`quant.layers.Opener`), where the text comes from, how ranges ar
 Streams, not linears, get a width: q, k and v read the same integers, and both sides of a product have one width.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from quant.graph import canonical, sizes, tensor_of
 from quant.histogram import Histogram
 from quant.layers import Hidden, Opener, Part, Running, cut, width_of
 from quant.static import STATIC_BITS, Range, Ranges, attach
-from quant.turns import Turns
+from quant.turns import Turns, digest, each_of
 
 VERSION = 1
 """Raised whenever the same model and text would give other ranges."""
@@ -117,8 +116,8 @@ def collect(model: ir.Model, setup: Setup, progress: Progress | None = None) -> 
     shape = (*setup.ids.shape, width_of(parts[0]))
     files = Turns(setup.work, f"ranges.{_print(setup)}", {"": shape})
     stopped = files.resume()
-    done, found = (stopped[0], _streams(stopped[1])) if stopped is not None else (0, [])
-    if done >= len(parts) or (done and not found):
+    done, found = (stopped[0], each_of(stopped[1], _stream)) if stopped is not None else (0, [])
+    if stopped is None or done >= len(parts) or not found:
         files.begin()
         done, found = 0, []
     for index, part in enumerate(parts[done:], done):
@@ -162,18 +161,11 @@ def choose_widths(streams: Sequence[Stream], budget: float) -> dict[str, Ranges]
 
 def _print(setup: Setup) -> str:
     said = f"{VERSION} {setup.ids.shape} {setup.key}"
-    return hashlib.sha256(np.ascontiguousarray(setup.ids, "<u4").tobytes() + said.encode()).hexdigest()[:32]
-
-
-def _streams(told: object) -> list[Stream]:
-    """What `dataclasses.asdict` made of streams; nothing when it is something else."""
-    try:
-        return [_stream(one) for one in told] if isinstance(told, list) else []
-    except (TypeError, ValueError, KeyError):
-        return []
+    return digest(setup.ids, said)[:32]
 
 
 def _stream(told: dict[str, Any]) -> Stream:
+    """What `dataclasses.asdict` made of a stream."""
     outputs = {name: _side(one) for name, one in told["outputs"].items()}
     return Stream(**{**told, "input": _side(told["input"]), "outputs": outputs})
 

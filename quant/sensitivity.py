@@ -17,7 +17,6 @@ q and k of a layer are one unit: what they lose meets in one product. v is a uni
 fifth of the three and half of their loss, so it pays that it is not joined with them where its form differs.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -42,7 +41,7 @@ from quant.moments import Moments
 from quant.parallel import each
 from quant.plan import Plan
 from quant.scheme import Form
-from quant.turns import Turns, read_note
+from quant.turns import Turns, digest, read_note
 
 VERSION = 4
 """Raised whenever the same model and text would give other figures."""
@@ -260,7 +259,7 @@ class _Run:
             if stopped[0] <= len(self._layers) and factors is not None:
                 self._factors = factors
                 return stopped[0]
-            self._files.begin()
+        self._files.begin()
         running = Running(self._embed.build(), self._setup.opener)
         for kind, ids in (("text", self._seen), ("held", self._held)):
             for rows, out in pass_through(running, ids, None, self._batch):
@@ -285,7 +284,7 @@ class _Run:
         forms, shape = [astuple(form) for form in self._forms], list(self._setup.ids.shape)
         versions = [VERSION, calibrate.VERSION, solvers.find("fit").VERSION]
         text = json.dumps([versions, self._setup.source, plans, forms, shape])
-        return hashlib.sha256(np.ascontiguousarray(self._setup.ids, "<u4").tobytes() + text.encode()).hexdigest()[:32]
+        return digest(self._setup.ids, text)[:32]
 
 
 def rounding_loss(weight: Floats, vectors: Floats, form: Form) -> float:

@@ -4,13 +4,19 @@ Knows: two files by turns, and a note of how many layers are done and what was f
 leaves a pair that belongs together. Does not know: what a walk does with a layer.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from quant import spill
 from quant.layers import Hidden
+
+Made = TypeVar("Made")
 
 
 class Turns:
@@ -30,8 +36,8 @@ class Turns:
         self._files: dict[str, list[Hidden]] = {}
 
     def resume(self) -> tuple[int, Any] | None:
-        """How many layers a stopped walk had done, and what it had found; None, with new files, when there was none or a file of
-        it is missing or damaged."""
+        """How many layers a stopped walk had done, and what it had found; None when there was none or a file of it is missing or
+        damaged: then, or where what was found is of no use, `begin`."""
         found = {
             kind: [one for path in paths if (one := Hidden.existing(path, self._shapes[kind])) is not None]
             for kind, paths in self._paths.items()
@@ -41,7 +47,6 @@ class Turns:
         if told and isinstance(layers, int) and layers >= 0 and all(len(pair) == 2 for pair in found.values()):
             self._files = found
             return layers, told.get("found")
-        self.begin()
         return None
 
     def begin(self) -> None:
@@ -75,6 +80,19 @@ class Turns:
             path.unlink(missing_ok=True)
         if not note:
             self._note.unlink(missing_ok=True)
+
+
+def digest(ids: npt.NDArray[np.int64], said: str) -> str:
+    """Of a text's tokens and all else that a result depends on."""
+    return hashlib.sha256(np.ascontiguousarray(ids, "<u4").tobytes() + said.encode()).hexdigest()
+
+
+def each_of(told: object, make: Callable[[Any], Made]) -> list[Made]:
+    """What `make` makes of the entries of a list that a file held; nothing when it is something else."""
+    try:
+        return [make(one) for one in told] if isinstance(told, list) else []
+    except (TypeError, ValueError, KeyError):
+        return []
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
