@@ -251,8 +251,9 @@ def test_memory_grows_with_the_largest_tensor_and_not_with_the_model(home: Path,
         peaks[name] = peak_of(source, name)
     print("peak MiB of a build:", {name: round(peak) for name, peak in peaks.items()})
     layers = 24 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 704) / 2**20
-    # What was written is run, and is in memory meanwhile: 4 bits and a scale, as the file has it and as the kernels pack it.
-    assert peaks["32"] - peaks["8"] < 4 * layers / 8 + 2 * layers * 4.25 / 8, peaks
+    # What was written is run, and is in memory meanwhile: 4 bits and a scale, as the file has it and as the kernels pack it. That is
+    # 18 MiB of the 25 to 27 that are seen; the layers' numbers as they were read, kept beside it, would be 34 more.
+    assert peaks["32"] - peaks["8"] < 2 * layers, peaks
     assert peaks["wide"] > peaks["8"] + 20, "the largest tensor is 28 MiB larger: this measurement sees it"
 
 
