@@ -30,11 +30,6 @@ class Moments:
     h: Floats
     tokens: int
 
-    @property
-    def columns(self) -> int:
-        """K."""
-        return len(self.h)
-
 
 class Gatherer:
     """Adds up.

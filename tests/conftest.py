@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 
 from demo.place import GEMMA, MINILM, STARTER, VARIABLES, candidates
+from tests.starter import StarterBuilt, built_once
 
 
 @pytest.fixture(scope="session")
 def starter_gguf() -> Path:
     """The starter model, SmolLM2-135M-Instruct as GGUF. A test that needs it fails without it; it never skips."""
     return fetched(STARTER, "make deps")
+
+
+@pytest.fixture(scope="session")
+def starter_built(starter_gguf: Path, tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> StarterBuilt:
+    """The starter model in scheme w4a8, built once a run."""
+    folder = tmp_path_factory.getbasetemp().parent / f"starter-{testrun_uid}"
+    return built_once(folder, starter_gguf)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from tests.starter import StarterBuilt, placed
 from tests.test_daemon import ROOT, settings
 
 pytestmark = pytest.mark.model
@@ -40,15 +41,14 @@ def appliance(environment: dict[str, str], *words: str) -> subprocess.CompletedP
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory, starter_gguf: Path) -> Iterator[Box]:
-    """Build, serve, wait until ready, stop."""
+def box(tmp_path_factory: pytest.TempPathFactory, starter_built: StarterBuilt) -> Iterator[Box]:
+    """Serve, wait until ready, stop."""
     folder = tmp_path_factory.mktemp("starter")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = settings(folder, f"127.0.0.1:{port}")
     del environment["PYTHONWARNINGS"]  # the libraries' own warnings at import are not ours to mend
-    built = appliance(environment, "build", str(starter_gguf), "--scheme", "w4a8", "--name", MODEL, "--windows", "1")
-    assert built.returncode == 0, built.stderr
+    placed(starter_built, folder / "models", MODEL)
     daemon = subprocess.Popen([sys.executable, "-m", "appliance", "serve"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -18,16 +18,9 @@ import pytest
 from appliance import cli
 from appliance.bundle.store import open_bundle
 from tests.checkpoints import Llama, save, write_gguf, write_safetensors
+from tests.starter import MEASURED, StarterBuilt, peak_of
 
 MODEL = Llama(8, 256, 4, 2, 704, vocab=512)
-MEASURED = """
-import sys
-from appliance.cli import main
-code = main(sys.argv[1:])
-with open("/proc/self/status") as status:  # not getrusage: that counts what forked this process too
-    print(next(line.split()[1] for line in status if line.startswith("VmHWM")), file=sys.stderr)
-sys.exit(code)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -234,31 +227,22 @@ def test_an_interrupted_build_leaves_no_half_bundle_and_the_next_one_is_whole(go
     assert os.listdir(home / "models") == ["new"], f"seed {seed}"
 
 
-def peak_of(source: Path, name: str, windows: int = 1) -> float:
-    """MiB that the build had in memory at most."""
-    call = [sys.executable, "-c", MEASURED, "build", str(source), "--name", name, "--scheme", "w4a8"]
-    call += ["--windows", str(windows)]
-    done = subprocess.run(call, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return int(done.stderr.splitlines()[-1]) / 1024
-
-
 def test_memory_grows_with_the_largest_tensor_and_not_with_the_model(home: Path, tmp_path: Path) -> None:
     """8, 32 layers of one width: 30 and 120 MB of float32; then 8 layers with a tensor eight times as large."""
     peaks = {}
     for name, layers, vocab in (("8", 8, 4096), ("32", 32, 4096), ("wide", 8, 32768)):
         source = write_safetensors(tmp_path / name, Llama(layers, 256, 4, 2, 704, vocab), "float16", tokenizer=True)
-        peaks[name] = peak_of(source, name)
+        peaks[name] = peak_of(os.environ, source, name)
     print("peak MiB of a build:", {name: round(peak) for name, peak in peaks.items()})
     layers = 24 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 704) / 2**20
-    # What was written is run, and is in memory meanwhile: 4 bits and a scale, as the file has it and as the kernels pack it. That is
-    # 18 MiB of the 25 to 27 that are seen; the layers' numbers as they were read, kept beside it, would be 34 more.
+    # What was written is run, and is in memory meanwhile: 4 bits and a scale, as the file has it and as the kernels pack it.
+    # That is 18 MiB of the 25 to 27 that are seen; the layers' numbers as they were read, kept beside it, would be 34 more.
     assert peaks["32"] - peaks["8"] < 2 * layers, peaks
     assert peaks["wide"] > peaks["8"] + 20, "the largest tensor is 28 MiB larger: this measurement sees it"
 
 
 @pytest.mark.model
-def test_building_the_starter_takes_less_than_600_mb(starter_gguf: Path, home: Path) -> None:
-    peak = peak_of(starter_gguf, "starter", 2) * 2**20 / 1e6
+def test_building_the_starter_takes_less_than_600_mb(starter_built: StarterBuilt) -> None:
+    peak = starter_built.peak * 2**20 / 1e6
     print(f"peak of building the starter model: {peak:.0f} MB")
     assert peak < 600
