@@ -65,7 +65,7 @@ def test_moments_are_means_over_all_tokens() -> None:
         gatherer.add(part)
     found = gatherer.moments()
     flat = x.reshape(-1, 24).astype(np.float64)
-    assert found.tokens == 4500 and found.columns == 24
+    assert found.tokens == 4500 and found.h.shape == (24, 24)
     assert np.allclose(found.h, flat.T @ flat / 4500, atol=1e-5), f"seed {seed}"
 
 
