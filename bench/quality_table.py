@@ -3,6 +3,8 @@
 Knows: measured points as numbers. Does not know: models, files, or how anything was measured.
 """
 
+import itertools
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,11 +40,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Held:
-    """A peer's point against the best of ours that takes no more bytes; `ratio` below 1 means that ours is closer to float."""
+    """A peer's point against ours; a ratio below 1 means that ours is closer to float.
+
+    Attributes:
+        ours: the best of ours that takes no more bytes, and ratio: its KL over the peer's.
+        level: the same with ours at the peer's own bytes, on the line (in log KL) between our points around them;
+            None where the peer lies beyond the last. A budget can be any number, a peer's size cannot.
+    """
 
     peer: str
     ours: str
     ratio: float
+    level: float | None
 
 
 def bits_a_weight(size: int, parameters: int) -> float:
@@ -63,8 +72,21 @@ def held_against(points: list[Measured], ours: str) -> list[Held]:
         fitting = [one for one in mine if one.weights <= peer.weights]
         if fitting:
             best = min(fitting, key=lambda one: one.kl)
-            found.append(Held(peer.name, best.name, best.kl / peer.kl))
+            found.append(Held(peer.name, best.name, best.kl / peer.kl, _level(mine, peer)))
     return found
+
+
+def _level(mine: list[Measured], peer: Measured) -> float | None:
+    """KL of ours at the peer's bytes, over the peer's."""
+    line: list[Measured] = []  # of points that no smaller one beats
+    for one in sorted(mine, key=lambda one: (one.weights, one.kl)):
+        if not line or one.kl < line[-1].kl:
+            line.append(one)
+    for small, large in itertools.pairwise(line):
+        if small.weights <= peer.weights <= large.weights:
+            share = (peer.weights - small.weights) / (large.weights - small.weights)
+            return math.exp((1 - share) * math.log(small.kl) + share * math.log(large.kl)) / peer.kl
+    return None
 
 
 def table(points: list[Measured], held: list[Held]) -> str:
@@ -73,13 +95,14 @@ def table(points: list[Measured], held: list[Held]) -> str:
     head = (
         f"{'point':<28} {'MB':>7} {'body':>6} {'all':>6} {'KL mean':>9} {'median':>9} {'p99':>8} {'delta ln PPL':>18} {'top':>6}"
     )
-    lines = [f"{head}  {'ours at no more bytes':<26} {'ratio':>6}  types in the body"]
+    lines = [f"{head}  {'ours at no more bytes':<26} {'ratio':>6} {'level':>6}  types in the body"]
     for one in sorted(points, key=lambda one: one.weights):
         error = "" if one.delta_se is None else f" ±{one.delta_se:.4f}"
         row = f"{one.name:<28} {one.weights / 1e6:>7.1f} {one.body_bits:>6.2f} {one.bits:>6.2f} {_small(one.kl):>9}"
         row += f" {_small(one.kl_median):>9} {_small(one.kl_p99):>8} {f'{one.delta:+.4f}{error}':>18} {one.same_top:>6.1%}"
         match = against.get(one.name)
-        row += f"  {match.ours:<26} {match.ratio:>6.2f}" if match else f"  {'':<26} {'':>6}"
+        level = "" if match is None or match.level is None else f"{match.level:.2f}"
+        row += f"  {match.ours:<26} {match.ratio:>6.2f} {level:>6}" if match else f"  {'':<26} {'':>6} {'':>6}"
         lines.append(f"{row}  {', '.join(f'{count} {form}' for form, count in one.forms.items())}")
     return "\n".join(lines)
 

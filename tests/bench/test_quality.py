@@ -43,17 +43,22 @@ POINTS = [
 
 def test_a_peer_is_held_against_the_best_of_ours_that_is_not_above_its_bytes() -> None:
     assert held_against(POINTS, "appliance") == [
-        Held("llama.cpp/Q4_0", "appliance/small", pytest.approx(0.75)),
-        Held("genai/rtn", "appliance/small", pytest.approx(0.6)),
-        Held("genai/k_quant", "appliance/large", pytest.approx(2.0)),
+        Held("llama.cpp/Q4_0", "appliance/small", pytest.approx(0.75), pytest.approx(0.75)),
+        Held("genai/rtn", "appliance/small", pytest.approx(0.6), pytest.approx(0.3 * (0.1 / 0.3) ** 0.95 / 0.5)),
+        Held("genai/k_quant", "appliance/large", pytest.approx(2.0), pytest.approx(2.0)),
     ]
+
+
+def test_beyond_the_last_of_ours_nothing_is_said_of_equal_bytes() -> None:
+    (held,) = held_against([*POINTS[:3], point("llama.cpp/Q8_0", 120, 0.01)], "appliance")
+    assert held == Held("llama.cpp/Q8_0", "appliance/large", pytest.approx(10), None)
 
 
 def test_the_table_has_every_point_and_the_ratios_where_they_are() -> None:
     lines = quality_table.table(POINTS, held_against(POINTS, "appliance")).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [one.name for one in sorted(POINTS, key=lambda one: one.weights)]
     (row,) = (line for line in lines if line.startswith("genai/k_quant"))
-    assert "appliance/large" in row and "2.00" in row and "2 Q4_0" in row
+    assert "appliance/large" in row and row.count("2.00") == 2 and "2 Q4_0" in row
     (row,) = (line for line in lines if line.startswith("llama.cpp/tiny"))
     assert "appliance" not in row
 
@@ -61,7 +66,7 @@ def test_the_table_has_every_point_and_the_ratios_where_they_are() -> None:
 def test_the_record_is_plain_data() -> None:
     found = quality_table.record(POINTS, held_against(POINTS, "appliance"))
     assert found["points"][0]["kl"] == 0.3 and found["held"][0] == {
-        "peer": "llama.cpp/Q4_0", "ours": "appliance/small", "ratio": pytest.approx(0.75),
+        "peer": "llama.cpp/Q4_0", "ours": "appliance/small", "ratio": pytest.approx(0.75), "level": pytest.approx(0.75),
     }  # fmt: skip
 
 
