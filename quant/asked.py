@@ -10,13 +10,16 @@ can be held by (`quant.plan` refuses what cannot).
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+
+import onnx_ir as ir
 
 from appliance.bundle.vocabulary import FLOAT_ROLES
 from appliance.errors import BadInput
-from quant.plan import Plan
-from quant.scheme import WeightRule
+from appliance.targets.capabilities import Target
+from quant.plan import Plan, plans
+from quant.scheme import Scheme, WeightRule
 
 _FORM = re.compile(r"(?P<bits>[048])(/(?P<group>\d{1,6}))?")
 _NEAR = 3
@@ -78,12 +81,29 @@ def rules(asked: Sequence[Asked], plans: Sequence[Plan]) -> dict[str, WeightRule
     return found
 
 
+def applied(asked: Sequence[Asked], model: ir.Model, scheme: Scheme, target: Target) -> Scheme:
+    """The scheme with a rule for every weight of a canonical model that a pattern fits. No chooser touches those afterwards.
+
+    Args:
+        target: any that the model is made for.
+
+    Raises:
+        BadInput: as `rules`.
+    """
+    if not asked:
+        return scheme
+    found = rules(asked, plans(model, scheme, target))
+    return replace(scheme, options=replace(scheme.options, weights={**scheme.options.weights, **found}))
+
+
 def near(pattern: str, names: Sequence[str]) -> str:
-    """A hint: names whose ends look like the pattern without its wildcards."""
+    """A hint: names of which some part looks like the pattern without its wildcards."""
     plain = re.sub(r"[*?\[\]]+", "", pattern).strip(".")
     words = plain.count(".") + 1
-    ends: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for name in names:
-        ends.setdefault(".".join(name.split(".")[-words:]), name)
-    alike = [ends[end] for end in difflib.get_close_matches(plain, list(ends), n=_NEAR, cutoff=0.5)]
+        split = name.split(".")
+        for start in range(len(split) - words, -1, -1):
+            parts.setdefault(".".join(split[start : start + words]), name)
+    alike = dict.fromkeys(parts[part] for part in difflib.get_close_matches(plain, list(parts), n=_NEAR, cutoff=0.5))
     return f"near to it: {', '.join(alike)}" if alike else f"names are like {', '.join(list(names)[:_NEAR])}"

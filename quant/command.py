@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from quant.foreign.infer import Inference
 
@@ -22,6 +22,10 @@ def quantize(
     model: Annotated[Path, typer.Argument(help="The .onnx file of a float32 decoder; its weights may lie beside it.")],
     scheme: Annotated[str, typer.Option(help="How it is quantized; one that needs no calibration.")] = "w4a8",
     group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
+    exception: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=BITS[/GROUP]", help="Another form for weights by name, e.g. '*.v_proj.*=8/32'; 0 = float."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="File or folder; by default MODEL.SCHEME.onnx beside the model.")] = None,
     leave_float: Annotated[bool, typer.Option("--leave-float", help="Leave weights float whose role cannot be told.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what each weight is taken for.")] = False,
@@ -31,7 +35,7 @@ def quantize(
     from appliance import targets
     from appliance.config import load_config
     from appliance.progress import stages
-    from quant import schemes
+    from quant import asked, schemes
     from quant.foreign.infer import infer
     from quant.foreign.quantize import Request, open_graph, refuse, told
     from quant.foreign.quantize import quantize as make
@@ -53,7 +57,8 @@ def quantize(
         target=targets.load("cpu", load_config().paths.targets),
         output=_place(source, output, scheme),
         leave_float=leave_float,
-        command=_again(source, scheme, group, leave_float),
+        exceptions=tuple(asked.read(one) for one in exception or ()),
+        command=_again(source, scheme, group, leave_float, exception or ()),
     )
     with stages() as progress:
         made = make(request, progress)
@@ -111,9 +116,10 @@ def _place(source: Path, output: Path | None, scheme: str) -> Path:
     return output / source.name
 
 
-def _again(source: Path, scheme: str, group: int | None, leave_float: bool) -> str:
+def _again(source: Path, scheme: str, group: int | None, leave_float: bool, exceptions: "Sequence[str]") -> str:
     """The command that makes the same file again, without paths of this machine."""
     words = ["appliance", "quantize", source.name, "--scheme", scheme]
     words += ["--group", str(group)] if group is not None else []
     words += ["--leave-float"] if leave_float else []
+    words += [word for one in exceptions for word in ("--exception", one)]
     return shlex.join(words)

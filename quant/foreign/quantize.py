@@ -22,7 +22,7 @@ import onnx_ir as ir
 from appliance.bundle.vocabulary import PARTS, ROLE
 from appliance.errors import BadInput, BundleError, LossError, StorageError, TargetError
 from appliance.targets.capabilities import Target
-from quant import decide, emit, record, shipped, solvers, structure
+from quant import asked, decide, emit, record, shipped, solvers, structure
 from quant.foreign.adopt import Adopted, adopt, restore
 from quant.foreign.infer import Inference, Inferred, infer
 from quant.foreign.loss import Facts, facts, measure
@@ -46,6 +46,7 @@ class Request:
         target: whose matrix operator holds the result.
         output: the new .onnx file; `.data` and `.record.json` get the same stem.
         leave_float: leave matrices whose role cannot be told as they are, instead of refusing the model.
+        exceptions: that a person asked for, by name of weight.
         command: the command line that makes this file again.
     """
 
@@ -54,6 +55,7 @@ class Request:
     target: Target
     output: Path
     leave_float: bool = False
+    exceptions: tuple[asked.Asked, ...] = ()
     command: str = ""
 
     @property
@@ -139,7 +141,7 @@ def quantize(request: Request, progress: Progress) -> Quantized:
     request.work.mkdir(parents=True, exist_ok=True)
     decision = decide.decide(
         model,
-        request.scheme,
+        asked.applied(request.exceptions, model, request.scheme, request.target),
         request.target,
         request.work,
         lambda done, total, _: progress("quantize", done, total),

@@ -238,6 +238,21 @@ def test_the_command_shows_what_it_took_each_weight_for(tmp_path: Path, capsys: 
 
 
 @pytest.mark.usefixtures("home")
+def test_the_command_takes_exceptions_and_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_foreign("genai-llama", tmp_path, fresh_seed())
+    code, out, _ = run(capsys, str(source), "--exception", "*down_proj*=8/64", "--exception", "*.1.*gate*=0", "--json")
+    assert code == 0
+    record = json.loads(Path(json.loads(out)["record"]).read_text(encoding="utf-8"))
+    wide = {one["name"]: one for one in record["matrices"] if one["bits"] == 8 and not set(one["roles"]) & {"embed", "head"}}
+    assert {name.split(".")[4] for name in wide} == {"down_proj"} and len(wide) == 2
+    assert {(one["group"], one["reason"]) for one in wide.values()} == {(64, "asked for: --exception *down_proj*=8/64")}
+    assert [one["reason"] for one in record["float"] if "gate" in one["name"]] == ["asked for: --exception *.1.*gate*=0"]
+    assert record["command"].endswith("--exception '*down_proj*=8/64' --exception '*.1.*gate*=0'")
+    code, _, err = run(capsys, str(source), "--exception", "*.mpl.down_proj.*=8")
+    assert code == 2 and "no weight is called so" in err and "mlp.down_proj.MatMul.weight" in err
+
+
+@pytest.mark.usefixtures("home")
 def test_the_command_refuses_by_name_and_can_only_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_foreign("torch-llama-eager", tmp_path, fresh_seed(), side_branch)
     code, out, err = run(capsys, str(source), "--dry-run")
