@@ -1,7 +1,8 @@
 """fit: the scale of every group searched for the least squared error of its weights; no calibration is needed.
 
-Knows: `quant.arrays.fit` and, for groups with a zero point, `quant.affine`. Does not know: graphs or where moments come from.
-Moments, where there are some, only measure what it lost.
+Knows: `quant.arrays.fit` and, for groups with a zero point, `quant.affine`; that a matrix which lies on a grid already keeps it
+(`quant.grid`), whichever solver put it there. Does not know: graphs or where moments come from. Moments, where there are some,
+only measure what it lost.
 """
 
 from dataclasses import replace
@@ -10,12 +11,13 @@ import numpy as np
 
 from quant.affine import dequantize_affine, fit_affine
 from quant.arrays import ALGORITHM, FitError, Halves, Int8s, dequantize, fit, groups_of, turn_positive
+from quant.grid import on_grid
 from quant.moments import Moments
 from quant.proxy import proxy_loss
 from quant.scheme import Form
 from quant.solvers import Solved
 
-VERSION = ALGORITHM
+VERSION = ALGORITHM + 1
 NEEDS_MOMENTS = False
 
 
@@ -25,6 +27,11 @@ _ROWS = 4096
 
 def solve(weight: np.ndarray, form: Form, moments: Moments | None, threads: int) -> Solved:
     """See `quant.solvers`."""
+    held = on_grid(weight, form.bits, form.group, symmetric=form.symmetric)
+    if held is not None:
+        signal = sum(float(np.einsum("k,k->", row, row, dtype=np.float64)) for row in weight)
+        lost = None if moments is None else 0.0
+        return Solved(held.q, held.scales, held.zeros, FitError(signal, 0.0, 0, weight.size), lost)
     if form.symmetric:
         q = np.empty(weight.shape, np.int8)
         scales = np.empty((len(weight), groups_of(weight.shape[1], form.group)), np.float16)
