@@ -138,16 +138,23 @@ def test_zero_points_are_compared_and_their_default_is_the_middle(form: str, tmp
     model = linear_model(Weight("proj.weight", "attn.q", rng.uniform(0, 1, (24, 256)).astype(np.float32)))
     one = built(model, target(form), tmp_path, Options(symmetric=False))
     one.check()
-    spoil(one.path, next(n.name for n in onnx.load(one.path).graph.initializer if "zero_points" in n.name), flip)
+    points = next(n.name for n in onnx.load(one.path).graph.initializer if "zero_points" in n.name)
+    spoil(one.path, points, flip)
     with pytest.raises(BundleError, match=r"weight proj\.weight: 1 zero points are not"):
         one.check()
+    spoil(one.path, points, flip)
+    one.check()
+    decided = one.wanted.decided["proj.weight"].zero_points
+    assert decided is not None
+    others = int((decided.numpy() != 8).sum())
+    assert others
 
     def leave_out(graph: onnx.GraphProto) -> None:
         node = next(node for node in graph.node if node.op_type in ("MatMulNBits", "DequantizeLinear"))
         node.input[3 if form == "cpu" else 2] = ""
 
     rewire(one.path, leave_out)
-    with pytest.raises(BundleError, match=r"zero points are not"):
+    with pytest.raises(BundleError, match=rf"weight proj\.weight: {others} zero points are not"):
         one.check()
 
 
