@@ -24,11 +24,17 @@ _LEVELS = {"block-dynamic": 4, "float": 1}
 
 
 def refusal(form: Form, roles: tuple[str, ...]) -> str | None:
-    """Groups must be a power of two, 16 to 256 (512 gives zeros); activations int8 per block, or float."""
+    """Groups must be a power of two, 16 to 256 (512 gives zeros); activations int8 per block, or float beside 4-bit weights.
+
+    8-bit weights have no fast kernel at level 1 (float): one row takes tens of times as long as at level 4. Rows of an
+    embedding are picked, not multiplied.
+    """
     if form.group not in (16, 32, 64, 128, 256):
         return "MatMulNBits takes groups of 16, 32, 64, 128 or 256"
     if form.activation not in _LEVELS:
         return f"MatMulNBits has no {form.activation} activations"
+    if form.bits == 8 and form.activation == "float" and set(roles) != {"embed"}:
+        return "MatMulNBits multiplies 8-bit weights by float activations too slowly to decode with"
     return None
 
 

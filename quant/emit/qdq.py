@@ -3,8 +3,9 @@
 Knows: opset-21 DequantizeLinear, blocked or one scale a row; the arithmetic of MatMulNBits level 4, so that both forms give
 the same numbers; Q/DQ with calibrated ranges. Does not know: how integers and ranges were found, roles, or any provider.
 
-onnxruntime's CPU provider fuses DequantizeLinear and MatMul back to MatMulNBits level 4, which quantizes the activations
-once more: their blocks are whole multiples of max|block|/127 by then, so that changes nothing (2e-7 relative).
+onnxruntime's CPU provider fuses DequantizeLinear and MatMul back to MatMulNBits, at the level that the session is opened with.
+Ours is 1 (cpu-static.toml): float activations, taken as they come. Its default, 4, quantizes them once more; blocks that are
+whole multiples of max|block|/127 already stay what they are (2e-7 relative), but what a scheme leaves float would not.
 OpenVINO's CPU device does the same with groups of 32 unless DYNAMIC_QUANTIZATION_GROUP_SIZE is 0; with larger groups that
 costs 3e-3, so its target file must turn it off.
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from appliance import cli
@@ -56,6 +57,13 @@ def record(bundle: Path) -> dict[str, Any]:
 
 def weights(bundle: Path) -> bytes:
     return (bundle / "cpu" / "weights.bin").read_bytes()
+
+
+def levels(graph: Path) -> set[tuple[int, int]]:
+    """(bits, accuracy level) of every MatMulNBits."""
+    nodes = [node for node in onnx.load(graph, load_external_data=False).graph.node if node.op_type == "MatMulNBits"]
+    told = [{one.name: one.i for one in node.attribute} for node in nodes]
+    return {(one["bits"], one["accuracy_level"]) for one in told}
 
 
 def test_the_record_holds_the_text_and_what_each_matrix_lost(whole: Path) -> None:
@@ -196,6 +204,7 @@ def test_what_is_kept_serves_the_next_build(source: Path, home: Path, tmp_path: 
     monkeypatch.setattr(sensitivity._Run, "measured", None)
     assert build(source, "second", "--budget", "5.5", "--work", str(place), scheme="w4a8-mixed") == 0
     assert weights(home / "models" / "second") == weights(home / "models" / "apart") != weights(home / "models" / "first")
+    assert levels(home / "models" / "second" / "cpu" / "model.onnx") == {(4, 4), (8, 4)}
     assert "--work" not in record(home / "models" / "second")["command"], "a folder of this machine says nothing elsewhere"
 
 

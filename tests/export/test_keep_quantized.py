@@ -1,7 +1,6 @@
 """A GGUF carried over: the file holds its very weights and, without rounded activations, computes what the float model does."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -18,17 +17,9 @@ from quant import schemes
 from quant.decide import decide
 from quant.emit import emit
 from quant.keep import Keeping, keep
-from quant.scheme import Scheme
 from quant.structure import base_name
 from quant.written import GraphFile, Written
 from tests.checkpoints import Llama, gguf_name, write_gguf
-
-
-def weights_only() -> Scheme:
-    """w4a8 with float activations, so that nothing but the weights is quantized."""
-    scheme = schemes.find("w4a8")
-    roles = {role: replace(form, activation="float") for role, form in scheme.roles.items()}
-    return replace(scheme, default=replace(scheme.default, activation="float"), roles=roles)
 
 
 def carried(opened: Opened, target: Target, folder: Path) -> tuple[lower.Lowered, Keeping]:
@@ -37,13 +28,16 @@ def carried(opened: Opened, target: Target, folder: Path) -> tuple[lower.Lowered
 
     def decided() -> ir.Model:
         model = opened.build()
-        found.append(keep(model, weights_only(), [target], folder, "x"))
+        found.append(keep(model, schemes.find("w4a8"), [target], folder, "x"))
         decide(model, found[-1].scheme, target, folder, source="x")
         return model
 
     lowered = lower.lower(decided, target, min(256, opened.config.context_length), target.chunk)
     for model in lowered.graphs.values():
         emit(model, target)
+        for node in model.graph:
+            if node.op_type == "MatMulNBits":  # no build is slow in this way, so it is asked for afterwards
+                node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
     return lowered, found[0]
 
 

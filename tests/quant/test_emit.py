@@ -1,5 +1,6 @@
 """Emitted graphs against numpy, in both forms."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from appliance.errors import TargetError
 from quant.decide import decide
-from quant.emit import emit
+from quant.emit import emit, refusal
 from quant.scheme import Form, Options, Scheme
 from quant.schemes import find
 from tests.quant.canonical import Weight, emulate, inputs, linear_model, session, target, tied_model
@@ -208,6 +209,19 @@ def test_float_activations_are_left_alone(form: str, tmp_path: Path) -> None:
     assert "Round" not in [node.op_type for node in model.graph]
     levels = [node.attributes["accuracy_level"].as_int() for node in model.graph if node.op_type == "MatMulNBits"]
     assert levels == ([1] if form == "cpu" else [])
+
+
+def test_eight_bits_are_never_multiplied_by_float_activations(tmp_path: Path) -> None:
+    """One row is tens of times as slow so. Rows of a table are only picked, and 4 bits have a kernel."""
+    wide, narrow = Form(8, 64, "float"), Form(4, 64, "float")
+    for roles in (("attn.q",), ("head",), ("embed", "head")):
+        assert "too slowly" in (refusal("MatMulNBits", wide, roles) or ""), roles
+        assert refusal("MatMulNBits", dataclasses.replace(wide, activation="block-dynamic"), roles) is None
+        assert refusal("MatMulNBits", narrow, roles) is None
+    assert refusal("MatMulNBits", wide, ("embed",)) is None
+    model = linear_model(Weight("proj.weight", "attn.q", np.ones((24, 64), np.float32)))
+    with pytest.raises(TargetError, match=r"scheme w8a16 keeps attn\.q in 8 bits, group 64; .* too slowly"):
+        decide(model, Scheme("w8a16", "", wide), target("cpu"), tmp_path)
 
 
 def test_an_old_opset_is_refused(tmp_path: Path) -> None:
