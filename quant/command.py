@@ -22,6 +22,7 @@ def quantize(
     model: Annotated[Path, typer.Argument(help="The .onnx file of a float32 decoder; its weights may lie beside it.")],
     scheme: Annotated[str, typer.Option(help="How it is quantized; one that needs no calibration.")] = "w4a8",
     group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give groups of 4-bit weights a zero point each.")] = False,
     exception: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN=BITS[/GROUP]", help="Another form for weights by name, e.g. '*.v_proj.*=8/32'; 0 = float."),
@@ -34,6 +35,7 @@ def quantize(
     """Quantize an ONNX model that another exporter made, telling from its structure what each weight is for."""
     from appliance import targets
     from appliance.config import load_config
+    from appliance.errors import BadInput
     from appliance.progress import stages
     from quant import asked, schemes
     from quant.foreign.infer import infer
@@ -50,15 +52,18 @@ def quantize(
         if not leave_float:
             refuse(inference)
         return
-    chosen = schemes.find(scheme, Options(group=group) if group is not None else None)
+    chosen = schemes.find(scheme, Options(group=group, symmetric=not asymmetric))
+    exceptions = tuple(asked.read(one) for one in exception or ())
+    if asymmetric and not (chosen.has_four_bits or any(one.bits == 4 for one in exceptions)):
+        raise BadInput(f"scheme {scheme} has no 4-bit weights that could have zero points", "leave out --asymmetric")
     request = Request(
         source=source,
         scheme=chosen,
         target=targets.load("cpu", load_config().paths.targets),
         output=_place(source, output, scheme),
         leave_float=leave_float,
-        exceptions=tuple(asked.read(one) for one in exception or ()),
-        command=_again(source, scheme, group, leave_float, exception or ()),
+        exceptions=exceptions,
+        command=_again(source, scheme, group, ("--asymmetric",) * asymmetric + ("--leave-float",) * leave_float, exception or ()),
     )
     with stages() as progress:
         made = make(request, progress)
@@ -116,10 +121,10 @@ def _place(source: Path, output: Path | None, scheme: str) -> Path:
     return output / source.name
 
 
-def _again(source: Path, scheme: str, group: int | None, leave_float: bool, exceptions: "Sequence[str]") -> str:
+def _again(source: Path, scheme: str, group: int | None, flags: "Sequence[str]", exceptions: "Sequence[str]") -> str:
     """The command that makes the same file again, without paths of this machine."""
     words = ["appliance", "quantize", source.name, "--scheme", scheme]
     words += ["--group", str(group)] if group is not None else []
-    words += ["--leave-float"] if leave_float else []
+    words += flags
     words += [word for one in exceptions for word in ("--exception", one)]
     return shlex.join(words)

@@ -178,6 +178,7 @@ def test_zero_points_come_with_asymmetric(source: Path, home: Path) -> None:
     assert build(source, "uneven", "--asymmetric", scheme="w4a8") == 0
     told = record(home / "models" / "uneven")
     assert all(one["symmetric"] == (one["roles"][0] in ("embed", "head")) for one in told["matrices"])
+    assert all(one["reason"] == ("" if one["symmetric"] else "asked for: --asymmetric") for one in told["matrices"])
     assert "--asymmetric" in told["command"] and told["options"]["symmetric"] is False
     assert not open_bundle(home / "models" / "uneven").manifest.scheme.roles["attn.q"].symmetric
 

@@ -82,6 +82,28 @@ def test_a_target_is_the_reason_where_it_changes_a_form_and_only_there() -> None
     }  # fmt: skip
 
 
+def test_options_of_the_whole_model_are_a_reason_where_they_change_a_form_and_only_there() -> None:
+    scheme = find("w4a8", Options(group=32, symmetric=False))
+    both = "asked for: --group 32; asked for: --asymmetric"
+    told = {role: scheme.reason(role, {}, "cpu", "a.weight") for role in ("attn.q", "head", "embed", "norm")}
+    assert told == {"attn.q": both, "head": "asked for: --group 32", "embed": "asked for: --group 32", "norm": ""}
+    assert find("w4a8", Options(group=64)).reason("attn.q", {}, "cpu", "a.weight") == "", "the scheme's own group"
+    assert find("w8a8", Options(symmetric=False)).reason("attn.q", {}, "cpu", "a.weight") == "", "8 bits have no zero points"
+    assert find("float", Options(group=32, symmetric=False)).reason("attn.q", {}, "cpu", "a.weight") == ""
+
+
+def test_an_exception_of_its_own_stands_before_what_the_whole_model_was_asked_for() -> None:
+    rules = {"a.weight": WeightRule("mine", bits=4), "b.weight": WeightRule("mine", 4, 128, True)}
+    stored = {"c.weight": WeightRule("carried over", stored=Form(4, 32, "float", False))}
+    scheme = find("w4a8", Options(group=32, symmetric=False, weights={**rules, **stored}, roles={"attn.v": {"bits": 4}}))
+    told = {name: scheme.reason("mlp.up", {}, "cpu", f"{name}.weight") for name in "abc"}
+    assert told == {"a": "mine; asked for: --group 32; asked for: --asymmetric", "b": "mine", "c": "carried over"}
+    assert (
+        scheme.reason("attn.v", {"attn.v": {"group": 64}}, "npu", "d.weight")
+        == "target npu asks for it, of all attn.v; asked for: --asymmetric"
+    )
+
+
 @pytest.mark.parametrize(("name", "some"), [("w4a8", True), ("w4a8-mixed", True), ("w8a8", False), ("float", False)])
 def test_which_schemes_have_weights_for_zero_points(name: str, some: bool) -> None:
     assert find(name).has_four_bits is some

@@ -256,6 +256,28 @@ def test_the_command_takes_exceptions_and_tells_of_them(tmp_path: Path, capsys: 
 
 
 @pytest.mark.usefixtures("home")
+def test_the_command_gives_zero_points_and_every_matrix_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = fresh_seed()
+    source = write_foreign("genai-llama", tmp_path, seed)
+    code, out, _ = run(capsys, str(source), "--asymmetric", "--group", "32", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    record = json.loads(Path(facts["record"]).read_text(encoding="utf-8"))
+    tables = {"embed", "head"}
+    body = [one for one in record["matrices"] if not set(one["roles"]) & tables]
+    assert {(one["group"], one["symmetric"], one["reason"]) for one in body} == {
+        (32, False, "asked for: --group 32; asked for: --asymmetric")
+    }
+    assert {one["reason"] for one in record["matrices"] if set(one["roles"]) & tables} == {"asked for: --group 32"}
+    assert record["options"]["symmetric"] is False and record["command"].endswith("--group 32 --asymmetric")
+    nodes = [node for node in ir.load(facts["output"]).graph if node.op_type == "MatMulNBits"]
+    four = [node for node in nodes if node.attributes["bits"].as_int() == 4]
+    assert four and all(len(node.inputs) > 3 and node.inputs[3] is not None for node in four), seed
+    code, _, err = run(capsys, str(source), "--scheme", "w8a8", "--asymmetric")
+    assert code == 2 and "scheme w8a8 has no 4-bit weights that could have zero points" in err
+
+
+@pytest.mark.usefixtures("home")
 def test_the_command_refuses_by_name_and_can_only_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_foreign("torch-llama-eager", tmp_path, fresh_seed(), side_branch)
     code, out, err = run(capsys, str(source), "--dry-run")
