@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -197,6 +198,17 @@ def test_a_calibrated_build_that_lost_too_much_keeps_its_results_for_the_next(
     assert not (home / "models" / ".lost.work").exists()
 
 
+def test_a_build_that_clipped_too_much_is_refused_with_the_weight(
+    source: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = dataclasses.replace(schemes.find("w4a8"), band=Band(kl=9, delta=9, layer_snr_db=-99, cosine=-1, saturation=0.0))
+    monkeypatch.setattr(schemes, "find", lambda name, options=None: narrow)
+    assert cli.main(["build", str(source), "--name", "clipped", "--scheme", "w4a8", "--windows", "1"]) == 4
+    assert (
+        re.search(r"of the weights of \S+ were clipped", capsys.readouterr().err) and not (home / "models" / "clipped").exists()
+    )
+
+
 def test_what_is_kept_serves_the_next_build(source: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "kept"
     assert build(source, "first", "--budget", "6", "--work", str(place), scheme="w4a8-mixed") == 0
@@ -206,6 +218,8 @@ def test_what_is_kept_serves_the_next_build(source: Path, home: Path, tmp_path: 
     assert build(source, "second", "--budget", "5.5", "--work", str(place), scheme="w4a8-mixed") == 0
     assert weights(home / "models" / "second") == weights(home / "models" / "apart") != weights(home / "models" / "first")
     assert levels(home / "models" / "second" / "cpu" / "model.onnx") == {(4, 4), (8, 4)}
+    shipped = [record(home / "models" / name)["bits_per_body_weight"] for name in ("first", "second")]
+    assert 5.7 < shipped[0] <= 6 and 5.2 < shipped[1] <= 5.5, "what the files hold is what was to be spent"
     assert "--work" not in record(home / "models" / "second")["command"], "a folder of this machine says nothing elsewhere"
 
 
