@@ -10,7 +10,8 @@ windows of 1024; logits of every position are compared with the float graph's. W
 window: a run that was stopped goes on, and a new point costs only itself.
 
 The peers get environments of their own under --work: onnxruntime-genai's builder needs torch (1 GB), llama-cpp-python compiles
-for 8 minutes. A table and a plot (--plot FILE.svg) first; the last line of stdout is one JSON object.
+for 8 minutes. A table, whether `w4a8-mixed` reaches 0.8 of the peers' KL, and a plot (--plot FILE.svg) first; the last line of
+stdout is one JSON object.
 
 Knows: the order of the work, what is cached. Does not know: how points are made (bench/quality_points.py), what a table says.
 """
@@ -46,6 +47,8 @@ from quant.evaluate import Rows, Tally, compare, rows_at_once
 
 SAME = 1e-5
 """Mean KL under which two float models are the same: measured are 4e-9 for both peers, a wrong norm is above 1e-2."""
+FLAGSHIP = "w4a8-mixed"
+"""Of ours, what the peers are held against."""
 TEXT = Path(__file__).resolve().parent / "data" / "prose-jargon.txt"
 
 
@@ -196,7 +199,7 @@ def measured(point: Point, tally: Tally, sizes: tuple[int, int]) -> Measured:
         weights=holding.weights,
         computed=holding.made,
         body_bits=quality_table.bits_a_weight(holding.body, body),
-        bits=quality_table.bits_a_weight(holding.weights, model),
+        bits=quality_table.bits_a_weight(holding.weights + holding.made, model),
         forms=holding.forms,
         kl=quality.kl_mean,
         kl_median=quality.kl_median or 0.0,
@@ -241,9 +244,10 @@ def compare_model(name: str, asked: argparse.Namespace, tools: Tools) -> dict[st
     whole.run(rest)
     sizes = quality_bytes.parameters(source)
     rows = [measured(point, whole.tally(point), sizes) for point in rest]
-    held = quality_table.held_against(rows, OURS)
+    held = quality_table.held_against(rows, f"{OURS}/{FLAGSHIP}")
     print(f"\n{name}, {len(cuts)} windows, channels {'shuffled' if asked.seed else 'as they were'}")
-    print(quality_table.table(rows, held), flush=True)
+    print(quality_table.table(rows, held))
+    print(quality_table.verdict(held), flush=True)
     return {"model": name, "windows": len(cuts), "seed": asked.seed, **quality_table.record(rows, held)}
 
 

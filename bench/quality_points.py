@@ -8,6 +8,7 @@ rtn, k_quant and the names with _last and _mixed; `matmul_mixed_precision`; `blo
 head at 8 bits makes a graph that does not load (the embedding asks for a tensor by another method's name), so it is left out.
 """
 
+import functools
 import json
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from quant import arrays, calibrate, selfwritten, sensitivity, solvers
+from quant import budget, calibrate, selfwritten, sensitivity, solvers
 
 HERE = Path(__file__).resolve().parent
 FLOATS = ("llama.cpp/F32", "genai/fp32")
@@ -111,7 +112,7 @@ def chosen(patterns: str, folder: Path) -> list[Point]:
 
 def make(point: Point, source: Path, tools: Tools) -> None:
     """Make the point's files from the float weights, unless they are there and would come out the same."""
-    told = json.dumps(_told(point), sort_keys=True)
+    told = json.dumps(_told(point, tools), sort_keys=True)
     note = point.path.with_name(f"{point.path.name}.made")
     if point.path.exists():
         if note.exists() and note.read_text(encoding="utf-8") == told:
@@ -138,14 +139,23 @@ def make(point: Point, source: Path, tools: Tools) -> None:
     note.write_text(told, encoding="utf-8")
 
 
-def _told(point: Point) -> list[object]:
-    """What a point is made with: its options, and of ours whatever is raised when they would give other integers."""
+def _told(point: Point, tools: Tools) -> list[object]:
+    """What a point is made with: its options, and what would make other integers of them: the peer's version, our own code's."""
     if point.side == "llama.cpp":
-        return [point.what]
+        return [point.what, _version(tools.llama, "llama_cpp_python")]
     if point.side == "genai":
-        return list(GENAI[point.what])
+        return [*GENAI[point.what], _version(tools.genai, "onnxruntime_genai")]
     found = {name: solvers.find(name).VERSION for name in ("fit", "gptq", "nearest")}
-    return [*APPLIANCE[point.what], found, arrays.ALGORITHM, calibrate.VERSION, sensitivity.VERSION, selfwritten.VERSION]
+    return [*APPLIANCE[point.what], found, calibrate.VERSION, sensitivity.VERSION, selfwritten.VERSION, budget.VERSION]
+
+
+@functools.cache
+def _version(python: Path, package: str) -> str:
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{python} has no {package}:\n{done.stderr[-1000:]}")
+    return done.stdout.strip()
 
 
 def _make_genai(point: Point, source: Path, tools: Tools, part: Path) -> None:

@@ -38,6 +38,10 @@ class Measured:
     windows: int
 
 
+GOAL = 0.8
+"""Of a peer's KL, at no more bytes."""
+
+
 @dataclass(frozen=True)
 class Held:
     """A peer's point against ours; a ratio below 1 means that ours is closer to float.
@@ -54,20 +58,40 @@ class Held:
     level: float | None
 
 
+def verdict(held: list[Held]) -> str:
+    """One line: how many peers' points lose to ours by the goal."""
+    if not held:
+        return "no peer takes as many bytes as any of ours"
+    reached, level = ([one.peer for one in held if _reached(one.ratio)], [one for one in held if one.level is not None])
+    even = sum(_reached(one.level or 0) for one in level)
+    lacking = [one.peer for one in held if one.peer not in reached]
+    rest = f"; not {', '.join(lacking)}" if lacking else ""
+    told = f"{len(reached)} of {len(held)} points at no more bytes, {even} of {len(level)} at equal bytes"
+    return f"at most {GOAL} of the peer's KL: {told}{rest}"
+
+
+def _reached(ratio: float) -> bool:
+    return ratio <= GOAL
+
+
 def bits_a_weight(size: int, parameters: int) -> float:
     """Bytes over parameters, in bits."""
     return 8 * size / parameters
 
 
 def held_against(points: list[Measured], ours: str) -> list[Held]:
-    """For every point that is not `ours`: the lowest KL of ours among those that are not above its bytes.
+    """For every point of another side: the lowest KL among the points whose names begin with `ours` that are not above its bytes.
 
     Floats (over 16 bits a weight) are left out, and peers that are smaller than all of ours.
+
+    Args:
+        ours: side/what the names begin with.
     """
-    mine = [one for one in points if one.name.startswith(f"{ours}/")]
+    mine = [one for one in points if one.name.startswith(ours)]
+    side = ours.split("/")[0]
     found = []
     for peer in sorted(points, key=lambda one: one.weights):
-        if peer in mine or peer.bits > 16:
+        if peer.name.split("/")[0] == side or peer.bits > 16:
             continue
         fitting = [one for one in mine if one.weights <= peer.weights]
         if fitting:
@@ -109,7 +133,7 @@ def table(points: list[Measured], held: list[Held]) -> str:
 
 def record(points: list[Measured], held: list[Held]) -> dict[str, Any]:
     """The same as one JSON object."""
-    return {"points": [asdict(one) for one in points], "held": [asdict(one) for one in held]}
+    return {"points": [asdict(one) for one in points], "goal": GOAL, "held": [asdict(one) for one in held]}
 
 
 def _small(value: float) -> str:

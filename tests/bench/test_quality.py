@@ -49,6 +49,13 @@ def test_a_peer_is_held_against_the_best_of_ours_that_is_not_above_its_bytes() -
     ]
 
 
+def test_the_verdict_counts_what_reaches_the_goal_and_names_the_rest() -> None:
+    told = quality_table.verdict(held_against(POINTS, "appliance"))
+    assert told == "at most 0.8 of the peer's KL: 2 of 3 points at no more bytes, 2 of 3 at equal bytes; not genai/k_quant"
+    assert quality_table.verdict([]).startswith("no peer")
+    assert [one.ours for one in held_against(POINTS, "appliance/w")] == ["appliance/worse", "appliance/worse"], "by name alone"
+
+
 def test_beyond_the_last_of_ours_nothing_is_said_of_equal_bytes() -> None:
     (held,) = held_against([*POINTS[:3], point("llama.cpp/Q8_0", 120, 0.01)], "appliance")
     assert held == Held("llama.cpp/Q8_0", "appliance/large", pytest.approx(10), None)

@@ -20,7 +20,7 @@ def test_one_point_of_each_side_on_two_windows(starter_gguf: Path, tmp_path: Pat
     command = [sys.executable, "-m", "bench.quality", "--model", str(starter_gguf), "--windows", "2", "--work", str(tmp_path)]
     command += [
         "--peers",
-        "llama.cpp/Q4_0,llama.cpp/Q8_0,genai/rtn,appliance/w4a8,appliance/w8a8",
+        "llama.cpp/Q4_0,llama.cpp/Q8_0,genai/rtn,appliance/w4a8,appliance/w4a8-mixed_8.0",
         "--plot",
         str(tmp_path / "plot.svg"),
     ]
@@ -30,13 +30,13 @@ def test_one_point_of_each_side_on_two_windows(starter_gguf: Path, tmp_path: Pat
     assert "llama.cpp/F32 is the float graph" in done.stdout and "genai/fp32 is the float graph" in done.stdout
     (model,) = json.loads(done.stdout.splitlines()[-1])["models"]
     points = {one["name"]: one for one in model["points"]}
-    assert set(points) == {"llama.cpp/Q4_0", "llama.cpp/Q8_0", "genai/rtn", "appliance/w4a8", "appliance/w8a8"}
+    assert set(points) == {"llama.cpp/Q4_0", "llama.cpp/Q8_0", "genai/rtn", "appliance/w4a8", "appliance/w4a8-mixed_8.0"}
     assert points["llama.cpp/Q4_0"]["body_bits"] == pytest.approx(4.5) and points["genai/rtn"]["body_bits"] == pytest.approx(5)
     assert points["llama.cpp/Q4_0"]["forms"] == {"Q4_0": 210} and points["genai/rtn"]["forms"] == {"int4 g32": 120}
     # Rounding to the nearest loses more than a fitted scale, 8 bits next to nothing; a wrong norm or token would be above 1.
     assert points["appliance/w4a8"]["kl"] < points["genai/rtn"]["kl"] < 1
-    assert points["appliance/w8a8"]["kl"] < 0.01 and points["llama.cpp/Q8_0"]["kl"] < 0.01
-    assert [one["ours"] for one in model["held"] if one["peer"] == "llama.cpp/Q8_0"] == ["appliance/w8a8"]
+    assert points["appliance/w4a8-mixed_8.0"]["kl"] < 0.01 and points["llama.cpp/Q8_0"]["kl"] < 0.01
+    assert [one["ours"] for one in model["held"] if one["peer"] == "llama.cpp/Q8_0"] == ["appliance/w4a8-mixed_8.0"]
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 0 and again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
     assert "window" not in again.stderr, "a second run measured again"
