@@ -110,7 +110,10 @@ def _source(bundle: "Bundle", said: str, checkpoints: Path) -> tuple[Path, str]:
 
 
 def _again(bundle: "Bundle", source: str, texts: list[Path], target: str, windows: int) -> str:
-    words = ["appliance", "evaluate", bundle.manifest.name, "--source", source, "--windows", str(windows)]
+    from export.stages.evaluation import said_of
+
+    name = said_of(bundle.manifest.name, bundle.path.resolve())
+    words = ["appliance", "evaluate", name, "--source", source, "--windows", str(windows)]
     words += [word for one in texts for word in ("--text", one.name)]
     words += ["--target", target] if target else []
     return shlex.join(words)

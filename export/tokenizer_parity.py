@@ -1,11 +1,13 @@
-"""The bundle's tokenizer against an independent reading of the checkpoint's own vocabulary.
+"""The bundle's tokenizer against another reading of the checkpoint's own vocabulary.
 
-Knows: which independent readers there are for a kind of vocabulary. Does not know: how the bundle's files were made.
+Knows: which other readers there are for a kind of vocabulary, and what each cannot see. Does not know: how the bundle's files
+were made.
 
-    tokenizer.json    the file of the checkpoint, run by `tokenizers`
-    tokenizer.model   the file of the checkpoint, run by `sentencepiece`
-    GGUF              llama.cpp, where it is installed (extra "gguf"); else the file's own table of tokens, whose bytes,
-                      one token after the other, must be the text again
+    tokenizer.json    the file of the checkpoint, run by `tokenizers`          the bundle's is run by the same libraries: seen is
+    tokenizer.model   the file of the checkpoint, run by `sentencepiece`       what we changed of the file, or ask of them wrongly
+    GGUF              llama.cpp, where it is installed (extra "gguf"): written apart from ours
+                      else the file's own table of tokens, whose bytes, one token after the other, must be the text again: seen
+                      are lost and changed bytes; any cut of the text into tokens that exist will do, so wrong merges are not
 """
 
 import importlib
@@ -20,22 +22,27 @@ from export.checkpoint.source import Checkpoint
 Encode = Callable[[str], Sequence[int]]
 """A text as token ids, nothing put before it, special tokens read as the text they are."""
 
+SAME_LIBRARY = "faults of the library, which runs the bundle's tokenizer too"
+WHERE_IT_IS_CUT = "where a text is cut; only that no byte is lost (the extra gguf compares cuts)"
+
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def compare(checkpoint: Checkpoint, ours: Encode, texts: Sequence[str]) -> TokenizerRecord:
     """Encode the texts both ways. What differs first is told, never raised."""
-    against, theirs = _reader(checkpoint)
+    against, theirs, blind = _reader(checkpoint)
     tokens, difference = 0, ""
     for text in texts:
         ids = list(ours(text))
         tokens += len(ids)
         difference = difference or (_by_table(checkpoint, ids, text) if theirs is None else _by_ids(ids, theirs(text)))
-    return TokenizerRecord(against=against, texts=len(texts), tokens=tokens, equal=not difference, first_difference=difference)
+    return TokenizerRecord(
+        against=against, blind_to=blind, texts=len(texts), tokens=tokens, equal=not difference, first_difference=difference
+    )
 
 
-def _reader(checkpoint: Checkpoint) -> tuple[str, Encode | None]:
-    """Its name, and what encodes; None = only the table of tokens can be asked."""
+def _reader(checkpoint: Checkpoint) -> tuple[str, Encode | None, str]:
+    """Its name; what encodes, None = only the table of tokens can be asked; what it cannot see."""
     if path := checkpoint.sidecar("tokenizer.json"):
         import tokenizers
 
@@ -43,29 +50,26 @@ def _reader(checkpoint: Checkpoint) -> tuple[str, Encode | None]:
         whole.no_truncation()
         whole.no_padding()
         whole.encode_special_tokens = True
-        return f"the checkpoint's tokenizer.json, run by tokenizers {tokenizers.__version__}", (
-            lambda text: list(whole.encode(text, add_special_tokens=False).ids)
-        )
+        said = f"the checkpoint's tokenizer.json, run by tokenizers {tokenizers.__version__}"
+        return said, (lambda text: list(whole.encode(text, add_special_tokens=False).ids)), SAME_LIBRARY
     if path := checkpoint.sidecar("tokenizer.model"):
         import sentencepiece
 
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        return f"the checkpoint's tokenizer.model, run by sentencepiece {sentencepiece.__version__}", (
-            lambda text: list(pieces.encode(text))
-        )
+        said = f"the checkpoint's tokenizer.model, run by sentencepiece {sentencepiece.__version__}"
+        return said, (lambda text: list(pieces.encode(text))), SAME_LIBRARY
     if importlib.util.find_spec("llama_cpp") is not None:
         return _llama_cpp(checkpoint)
-    return "the token table of the GGUF: the tokens' bytes are the text again", None
+    return "the token table of the GGUF: the tokens' bytes are the text again", None, WHERE_IT_IS_CUT
 
 
-def _llama_cpp(checkpoint: Checkpoint) -> tuple[str, Encode]:
+def _llama_cpp(checkpoint: Checkpoint) -> tuple[str, Encode, str]:
     # By name: it is installed only with the extra "gguf", and nothing else here needs it.
     path = checkpoint.files()[0]
     model = importlib.import_module("llama_cpp").Llama(str(path), vocab_only=True, verbose=False)
     version = importlib.metadata.version("llama-cpp-python")
-    return f"the GGUF, read by llama.cpp (llama-cpp-python {version})", (
-        lambda text: list(model.tokenize(text.encode(), add_bos=False, special=False))
-    )
+    said = f"the GGUF, read by llama.cpp (llama-cpp-python {version})"
+    return said, (lambda text: list(model.tokenize(text.encode(), add_bos=False, special=False))), ""
 
 
 def _by_ids(ours: Sequence[int], theirs: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from appliance.bundle.record import EvaluationRecord, LayerRecord, MatrixRecord
 
 @dataclass(frozen=True)
 class Band:
-    """Largest values of a whole bundle.
+    """Limits of a whole bundle: the largest values it may have, and the smallest where it says "least".
 
     Attributes:
         kl: mean KL to the float model, nats, on any text.

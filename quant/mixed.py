@@ -1,12 +1,13 @@
 """Exceptions to a scheme, chosen by measurement: more bits where a weight costs most, coarser groups where it costs least.
 
-Knows: the order of things: measure every weight, list its possible forms, spend the budget, give each exception its reason.
+Knows: the order of things: measure every weight, list its possible forms, spend the budget, give each exception its reason and
+the record what it was chosen by.
 Does not know: how costs are measured (`quant.sensitivity`), how a budget is spent (`quant.budget`), graphs of parts.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 
 import onnx_ir as ir
 
@@ -25,10 +26,37 @@ GROUPS = (32, 64, 128)
 with its outliers."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What the choice for one unit was made from.
+
+    Attributes:
+        weights: names; they share a form.
+        kl: nats a token that the model loses when these alone are quantized, in the form of their plan (`quant.sensitivity`).
+        choices: the forms it could have, and the KL that was expected of each.
+    """
+
+    weights: tuple[str, ...]
+    kl: float
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Chosen(Scheme):
+    """A scheme whose exceptions were bought with a budget, and what they were bought by, for the record.
+
+    Attributes:
+        measured: every unit that was looked at, in the order of the model. Not in its `repr`, which names results on disk.
+    """
+
+    measured: tuple[Measured, ...] = field(default=(), repr=False)
+
+
 def with_exceptions(
     model: ir.Model, scheme: Scheme, targets: Sequence[Target], setup: Setup, progress: Progress | None = None
 ) -> Scheme:
-    """The scheme with an exception for every weight that should have another form than its default, within its budget.
+    """The scheme with an exception for every weight that should have another form than its default, within its budget; a `Chosen`
+    if it has one.
 
     Weights that a person or the target has made an exception already stay as they are; their bytes count.
 
@@ -56,7 +84,10 @@ def with_exceptions(
     chosen = choose(units, budget)
     _check_budget(budget, sum(choice.bytes for choice in chosen), fixed, weights, scheme.budget)
     rules = _rules(costs, chosen, by_name, scheme.budget)
-    return replace(scheme, options=replace(scheme.options, weights={**rules, **scheme.options.weights}))
+    told = tuple(Measured(cost.weights, cost.kl, unit.choices) for cost, unit in zip(costs, units, strict=True))
+    as_it_was = {one.name: getattr(scheme, one.name) for one in fields(Scheme)}
+    options = replace(scheme.options, weights={**rules, **scheme.options.weights})
+    return Chosen(**{**as_it_was, "options": options}, measured=told)
 
 
 def _check_budget(budget: int, least: int, fixed: int, weights: int, asked: float) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from appliance.bundle.manifest import SchemeSummary, WeightForm
 from quant.budget import bytes_of
 from quant.decide import Decision, Kept, Matrix
+from quant.mixed import Chosen, Measured
 from quant.scheme import Form, Options, WeightRule
 from quant.static import Ranges, activation_of
 
@@ -49,10 +50,14 @@ def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
     tables = [matrix for matrix in matrices if set(matrix.roles) & {"embed", "head"}]
     body = [matrix for matrix in matrices if matrix not in tables]
     in_body = [one for one in kept if one.parameters and one.role not in ("embed", "head")]
+    scheme = decision.scheme
+    measured = {name: unit for unit in (scheme.measured if isinstance(scheme, Chosen) else ()) for name in unit.weights}
     return {
-        "scheme": decision.scheme.name,
-        "options": _options(decision.scheme.options),
-        "solver": decision.scheme.solver,
+        "scheme": scheme.name,
+        "options": _options(scheme.options),
+        "solver": scheme.solver,
+        "budget": scheme.budget,
+        "wide": scheme.wide,
         "target": decision.target,
         "parameters": decision.parameters,
         "bits_per_weight": _bits(matrices, kept, scale_dtype),
@@ -60,7 +65,7 @@ def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
         "bytes_by_role": _bytes_by_role(decision, scale_dtype),
         "activations": _activations(decision),
         "snr_db_by_role": _snr_by_role(matrices),
-        "matrices": [_matrix(matrix, scale_dtype) for matrix in matrices],
+        "matrices": [_matrix(matrix, scale_dtype) | _cost(matrix.name, measured.get(matrix.name)) for matrix in matrices],
         "float": [
             {"name": one.name, "role": one.role, "shape": list(one.shape), "bytes": one.bytes, "reason": one.reason}
             for one in kept
@@ -163,6 +168,20 @@ def _snr_by_role(matrices: Iterable[Matrix]) -> dict[str, float | None]:
         signal["+".join(matrix.roles)] += matrix.error.signal
         noise["+".join(matrix.roles)] += matrix.error.noise
     return {role: round(float(10 * np.log10(signal[role] / noise[role])), 3) if noise[role] else None for role in sorted(signal)}
+
+
+def _cost(name: str, unit: Measured | None) -> dict[str, Any]:
+    """What a budget chose the form of a matrix by; nulls and nothing where none did."""
+    if unit is None:
+        return {"cost_kl": None, "cost_with": [], "cost_by_form": {}}
+    by_form = {said(choice.form): float(f"{choice.loss:.6g}") for choice in unit.choices}
+    others = [other for other in unit.weights if other != name]
+    return {"cost_kl": float(f"{unit.kl:.6g}"), "cost_with": others, "cost_by_form": by_form}
+
+
+def said(form: Form) -> str:
+    """A form as `--exception` writes it, and whether it has zero points."""
+    return f"{form.bits}/{form.group}{'' if form.symmetric else ' zero points'}"
 
 
 def _matrix(matrix: Matrix, scale_dtype: str) -> dict[str, Any]:

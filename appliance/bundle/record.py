@@ -1,7 +1,8 @@
-"""The verification record: what was measured on this very bundle, typed and strict.
+"""The verification record: what was decided, and what was measured of it, typed and strict.
 
-Knows: every key of `record.json` and what it means. Does not know: how anything was measured (`quant.evaluate`,
-`quant.record`), or how it is shown (`appliance.report`).
+Knows: every key of `record.json`, what it means and what it was measured on: the bundle's files, or the quantized model run a
+part at a time. Does not know: how anything was measured (`quant.evaluate`, `quant.record`), or how it is shown
+(`appliance.report`).
 """
 
 import json
@@ -30,6 +31,17 @@ class MatrixRecord(StrictModel):
     solver: str = ""
     fell_back: str = Field(default="", description="Why its solver took the plainer way.")
     reason: str = Field(default="", description="Why its form is an exception to the scheme.")
+    cost_kl: float | None = Field(
+        default=None,
+        description="Nats of KL a token, on held-out calibration text, that the float model loses when this weight alone, with "
+        "those of `cost_with`, is quantized in the form that the scheme gives it. None = no budget looked at it.",
+    )
+    cost_with: tuple[str, ...] = Field(default=(), description="Weights that were measured and chosen for together with it.")
+    cost_by_form: dict[str, float] = Field(
+        default={},
+        description='What the budget could choose for it and those of `cost_with`, and the KL that it expected of each: "4/32", '
+        '"4/0" (a whole row), "4/32 zero points". It counts the rounding of activations too, which `cost_kl` does not.',
+    )
     proxy: float | None = Field(
         default=None, description="Loss of its outputs on the calibration text, relative; vectors count as their errors do."
     )
@@ -213,6 +225,7 @@ class TokenizerRecord(StrictModel):
     """The bundle's tokenizer against an independent one."""
 
     against: str = Field(description="What it was compared with.")
+    blind_to: str = Field(default="", description='What such a comparison cannot see; "" = both sides were written apart.')
     texts: int
     tokens: int
     equal: bool
@@ -220,7 +233,8 @@ class TokenizerRecord(StrictModel):
 
 
 class EmulationRecord(StrictModel):
-    """The shipped matrix operators against numpy doing the same arithmetic, on real inputs."""
+    """Each quantized matrix's operator, emitted as for the target's graphs but in a graph of its own on the CPU provider, against
+    numpy doing the same arithmetic, on real inputs."""
 
     matrices: int
     rows: int
@@ -244,8 +258,20 @@ class EmbeddingRecord(StrictModel):
     rank_correlation: float | None = Field(description="Spearman's, of all other passages by nearness; mean over passages.")
 
 
+class SourceRecord(StrictModel):
+    """The checkpoint that the bundle was made from."""
+
+    name: str
+    files: dict[str, str] = Field(description="sha256 by file name.")
+
+
 class EvaluationRecord(StrictModel):
-    """All that was measured by running the bundle."""
+    """All that was measured by running something on text.
+
+    By the graph files, if `ran` says so: `texts`, `embeddings`, and the answers of `greedy`. By the quantized model with the same
+    integers, run a part at a time: `layers`, `ablations`, `emulation`, `output_loss`; and `texts` where `ran` says that the files
+    could not be run.
+    """
 
     target: str
     provider: str = Field(description="Who ran the graphs, read back from the session.")
@@ -268,7 +294,7 @@ class EvaluationRecord(StrictModel):
 class VerdictRecord(StrictModel):
     """The measured loss against what the scheme promises."""
 
-    band: dict[str, float]
+    band: dict[str, float] = Field(description="Limits by name: the most there may be, but the least of layer_snr_db and cosine.")
     complaint: str = Field(description='What is outside the band, and where to look; "" when nothing is.')
     accepted: bool = Field(default=False, description="The builder was told to go on all the same: --accept-loss.")
 
@@ -279,6 +305,14 @@ class Record(StrictModel):
     scheme: str
     options: dict[str, Any]
     solver: str = ""
+    budget: float | None = Field(
+        default=None,
+        description="Bits a weight of the body, scales included, that exceptions may be bought with. None = none are.",
+    )
+    wide: float = Field(
+        default=0.0,
+        description="Share of the products of all linears with static 8-bit activations that may have 16-bit ones instead.",
+    )
     target: str
     parameters: int
     bits_per_weight: float | None
@@ -289,6 +323,8 @@ class Record(StrictModel):
     matrices: tuple[MatrixRecord, ...]
     float: tuple[KeptRecord, ...]
     command: str = ""
+    source: SourceRecord | None = Field(default=None, description="None = an older record; the manifest tells.")
+    versions: dict[str, str] = Field(default={}, description="Of python and the packages that made the bundle.")
     calibration: dict[str, Any] | None = Field(default=None, description="What the solver saw: seeds, token ids, or files.")
     kv: KvRecord | None = Field(default=None, description="None = keys and values stay float.")
     kept_quantized: KeptQuantizedRecord | None = Field(default=None, description="None = it was not asked for.")

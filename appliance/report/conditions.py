@@ -15,14 +15,28 @@ _NAMED = 3
 
 def lines(record: Record) -> dict[str, str]:
     """By what it is about; only what the record has."""
-    found = {"options": options(record.options)}
+    found = {"options": options(record.options), "budget": budget(record)}
     if record.reshaped is not None:
         found["reshaped"] = reshaped(record.reshaped)
     if record.ranges:
-        found["static"] = "; ".join(f"{target}: {widths(streams)}" for target, streams in record.ranges.items())
+        found["static"] = "; ".join(f"{target}: {widths(streams)}" for target, streams in record.ranges.items()) + allowed(record)
     if record.kv is not None:
         found["kept state"] = kept_state(record.kv)
     return {name: said for name, said in found.items() if said}
+
+
+def budget(record: Record) -> str:
+    """What exceptions were bought with, and how many weights were looked at; "" when none were bought."""
+    if record.budget is None:
+        return ""
+    looked = sum(one.cost_kl is not None for one in record.matrices)
+    said = f"{record.budget:g} bits a weight without the tables, scales included"
+    return f"{said}; chosen by the measured cost of {looked} matrices" if looked else said
+
+
+def allowed(record: Record) -> str:
+    """The share of the products that may have 16-bit activations; "" when none may."""
+    return f"; the scheme lets {record.wide:.0%} of the products have them" if record.wide else ""
 
 
 def options(told: Mapping[str, Any]) -> str:

@@ -67,8 +67,8 @@ def _head(manifest: Manifest, record: Record) -> Safe:
         element(
             "p",
             {},
-            "Quantization stores the numbers of a model in fewer bits, so that it fits and runs fast on a small machine. Every "
-            "figure here comes from running the files of this very bundle beside the unquantized model on the same text.",
+            "Quantization stores the numbers of a model in fewer bits, so that it fits and runs fast on a small machine. "
+            + words.measured_on(record),
         )
     )
     return element("header", {}, *parts)
@@ -109,7 +109,7 @@ def _texts(record: Record) -> Safe | None:
     found = record.evaluation
     if found is None or not (found.texts or found.embeddings):
         return None
-    parts: list[object] = [element("h2", {}, "On text that nobody calibrated with")]
+    parts: list[object] = [element("h2", {}, "Loss on text")]
     if found.texts:
         head = ("text", "delta ln PPL", "KL mean", "median", "p99", "same top-1", "windows", "tokens")
         rows = [
@@ -194,14 +194,15 @@ def _checks(record: Record) -> Safe | None:
     if found.tokenizer is not None:
         one = found.tokenizer
         said = f"the same {one.tokens} tokens for {one.texts} texts" if one.equal else f"differs: {one.first_difference}"
-        rows.append(("tokenizer", f"{said} (against {one.against})"))
+        blind = f"; not seen: {one.blind_to}" if one.blind_to else ""
+        rows.append(("tokenizer", f"{said} (against {one.against}{blind})"))
     if found.emulation is not None:
         em = found.emulation
         worst = "no number" if em.worst is None else f"{em.worst:.1e} of the largest output at most"
-        said = f"{worst}, in {em.matrices} matrices ({em.worst_matrix})"
+        said = f"{worst}, in {em.matrices} matrices ({em.worst_matrix}), each run alone on the processor"
         rows.append(("operators against numpy", said))
     if record.verdict is not None:
-        limits = ", ".join(f"{name} up to {words.number(value)}" for name, value in record.verdict.band.items())
+        limits = ", ".join(words.limit(name, value) for name, value in record.verdict.band.items())
         rows.append(("the scheme's band", f"{'held' if not record.verdict.complaint else 'left'}: {limits}"))
     if not rows:
         return None
@@ -275,18 +276,26 @@ def _short(value: object) -> str:
 def _details(record: Record) -> Safe | None:
     if not record.matrices:
         return None
+    costs = any(one.cost_kl is not None for one in record.matrices)
     rows = [
         (one.name, "+".join(one.roles), f"{one.shape[0]} x {one.shape[1]}", one.bits, one.group or "row", one.activation,
          words.decibels(one.snr_db), words.number(one.output_loss), words.number(one.proxy), f"{one.saturation:.2%}",
-         words.size(one.bytes))
+         words.size(one.bytes), *((words.small(one.cost_kl),) if costs else ()))
         for one in record.matrices
     ]  # fmt: skip
-    head = ("matrix", "role", "shape", "bits", "group", "activations", "SNR", "output loss", "proxy loss", "clipped", "size")
+    head = ["matrix", "role", "shape", "bits", "group", "activations", "SNR", "output loss", "proxy loss", "clipped", "size"]
+    head += ["cost, nats"] if costs else []
     explained = (
-        "Output loss: of the matrix's products with what the float model hands to it on the first text, the share that is error; "
-        "every scheme has it. Proxy loss: the same on the calibration text, where the solver looked, its vectors counting by "
-        "their effect on the rest."
+        "SNR, clipped share and proxy loss are the quantizer's own account. Output loss: of the matrix's products with what the "
+        "float model hands to it on the first text, the share that is error; every scheme has it. Proxy loss: the same on the "
+        "calibration text, where the solver looked, its vectors counting by their effect on the rest."
     )
+    if costs:
+        explained += (
+            " Cost: nats of KL a token that the float model lost on held-out calibration text with this matrix alone in the form "
+            "that the scheme gives it (q and k of a layer together), measured before the budget chose. What was expected of each "
+            "form stands in record.json (cost_by_form)."
+        )
     inner = (table(head, rows, 2), element("p", {"class": "soft"}, explained), *_layers(record.evaluation), *_state(record))
     return element("details", {}, element("summary", {}, f"All {len(rows)} matrices"), *inner)
 

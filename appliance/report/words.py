@@ -11,6 +11,42 @@ _GRADES = ((0.003, "practically nothing"), (0.02, "very little"), (0.1, "a littl
 """Up to which rise of ln PPL, or which KL where that is more, which word holds; beyond them it is broken."""
 
 
+_LIMITS = {
+    "kl": "mean KL at most {}",
+    "delta": "rise of ln PPL at most {}",
+    "saturation": "clipped weights of a matrix at most {}",
+    "emulation": "difference of an operator from numpy at most {}",
+    "layer_snr_db": "SNR of what a layer by itself adds at least {} dB",
+    "cosine": "mean cosine of vectors at least {}",
+}
+"""By name of a limit of the band: some are the most there may be, some the least."""
+
+
+def limit(name: str, value: float) -> str:
+    """One limit of a scheme's band; a name that is not known is given as it is, with no direction."""
+    figure = share(value) if name == "saturation" else f"{value:g}"
+    return _LIMITS[name].format(figure) if name in _LIMITS else f"{name} {figure}"
+
+
+def measured_on(record: Record) -> str:
+    """Which figures come from running the bundle's graph files, and what the others come from."""
+    found = record.evaluation
+    own = "Weights' SNR, clipped shares and proxy losses are what the quantizer counted."
+    if found is None:
+        return f"Nothing was run. {own}"
+    if found.embeddings:
+        return f"The vectors come from running the bundle's graph file beside the unquantized model on the same passages. {own}"
+    parts = "layers, ablations, operators and output losses"
+    same = "the quantized model with the same integers, run a layer at a time on the processor"
+    if found.ran != "files":
+        return (
+            f"None of the figures comes from running the bundle's graph files: {found.ran}. The losses on text and those of "
+            f"{parts} come from {same}, beside the unquantized model on the same text. {own}"
+        )
+    said = "The losses on text and the bundle's answers come from running its graph files beside the unquantized model."
+    return f"{said} The figures of {parts} come from {same}. {own}" if found.layers else f"{said} {own}"
+
+
 def lost(record: Record) -> str:
     """One sentence that says what the bundle lost against the float model."""
     found = record.evaluation
@@ -99,6 +135,11 @@ def number(value: float | None) -> str:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 6)}f}"
+
+
+def small(value: float | None) -> str:
+    """A figure whose order of size matters: two digits that count, with an exponent where it is small; "-" for none."""
+    return "-" if value is None else f"{value:.2g}"
 
 
 def signed(value: float | None) -> str:

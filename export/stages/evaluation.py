@@ -1,4 +1,4 @@
-"""The evidence: what a bundle lost, measured on the files as they stand in it before the manifest makes them one.
+"""The evidence: what a bundle lost, measured on its files before the manifest makes them one, and on what they were made from.
 
 Knows: what is handed to the measurements, where record and report are written, what is refused. Does not know: how anything is
 measured (`quant.verify`), or which loss is too much (each scheme's band).
@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance.bundle import store
 from appliance.bundle.manifest import FileEntry, Manifest
-from appliance.bundle.record import EvaluationRecord, Record, SizeRecord, TokenizerRecord, VerdictRecord
+from appliance.bundle.record import EvaluationRecord, Record, SizeRecord, SourceRecord, TokenizerRecord, VerdictRecord
 from appliance.errors import BundleError, LossError
 from appliance.report import page
 from appliance.runtime.tokenizer import load_tokenizer
@@ -61,6 +61,8 @@ def write_evidence(job: Job, manifest: Manifest, decision: Decision, weights: Ma
             "bits_per_weight": first.bits_per_weight,
             "bits_per_body_weight": first.bits_per_body_weight,
             "files": {name: entry.sha256 for name, entry in files.items()},
+            "source": SourceRecord(name=manifest.provenance.source, files=dict(manifest.provenance.source_sha256)),
+            "versions": dict(manifest.provenance.versions),
         }
     )
     complaint = band.complaint(job.scheme.band, told.matrices, evaluation)
@@ -100,6 +102,21 @@ def parity_of(opened: Opened, bundle: store.Bundle, contents: Iterable[str]) -> 
     )
 
 
+def said_of(name: str, folder: Path) -> str:
+    """How a command names a bundle, without a path of this machine.
+
+    Args:
+        name: its model's id.
+        folder: of the bundle, absolute.
+
+    Returns:
+        The id where the folder ends as the id reads: it is found among the installed models, or where it lies elsewhere, from the
+        folder that it lies in. Else (--output) the folder's own name, which is found from there alone.
+    """
+    parts = name.split("/")
+    return name if list(folder.parts[-len(parts) :]) == parts else folder.name
+
+
 def opener_of(context: int, work: Path, target: Target) -> Opener:
     """Opens parts of models for windows of up to `context` tokens, decided matrices in the form that `target` takes."""
     return slices.opener(min(context, LENGTH), work / "parts", emit.emit, target=slices.reference_for(target))
@@ -111,7 +128,8 @@ def _measure(job: Job, bundle: store.Bundle) -> EvaluationRecord:
     known = [texts.load(name) for name in texts.known()]
     parity = parity_of(job.opened, bundle, (text.content[:PIECE] for text in known))
     source = request.said or request.source.name
-    command = shlex.join(["appliance", "evaluate", request.name, "--source", source, "--windows", str(request.windows)])
+    name = said_of(request.name, request.destination)
+    command = shlex.join(["appliance", "evaluate", name, "--source", source, "--windows", str(request.windows)])
     opener = opener_of(bundle.variant(target.name).context, work, target)
     if job.opened.task == "embed":
         job.progress("measure", 0, 1)

@@ -1,5 +1,6 @@
 """Commands in records: run as they stand there, they make the same bundle and the same figures again."""
 
+import hashlib
 import json
 import shlex
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from appliance import cli
+from appliance.bundle.store import open_bundle
 from appliance.errors import BadInput
 from export.build import BuildRequest, Progress
 from tests.checkpoints import Llama, write_safetensors
@@ -120,10 +122,43 @@ def test_exceptions_have_their_reason_and_stand_in_the_command(source: Path, hom
 
 def test_a_budget_leaves_what_was_asked_for(source: Path, home: Path) -> None:
     assert build(source, "new", "--exception", "*.v_proj.weight=4/128", "--budget", "8", scheme="w4a8-mixed") == 0
-    matrices = record(home / "models" / "new")["matrices"]
+    told = record(home / "models" / "new")
+    matrices = told["matrices"]
     values = {(one["bits"], one["group"], one["reason"]) for one in matrices if one["roles"] == ["attn.v"]}
     assert values == {(4, 128, "asked for: --exception *.v_proj.weight=4/128")}
     assert any(one["bits"] == 8 and one["reason"].startswith("measured") for one in matrices), "the budget bought some"
+    assert told["budget"] == 8.0
+    looked = {one["roles"][0] for one in matrices if one["cost_kl"] is not None}
+    assert looked == {"attn.q", "attn.k", "attn.o", "mlp.gate", "mlp.up", "mlp.down"}, "what was asked for is no choice"
+    query = next(one for one in matrices if one["name"] == "model.layers.1.self_attn.q_proj.weight")
+    assert query["cost_with"] == ["model.layers.1.self_attn.k_proj.weight"] and "8/32" in query["cost_by_form"]
+
+
+def test_a_bundle_that_lies_elsewhere_is_named_by_its_folder(
+    source: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run from the folder that it lies in, where the checkpoint lies too."""
+    assert build(source, "new", "--output", "else/where", scheme="w4a8") == 0
+    told = record(source.parent / "else" / "where")["evaluation"]
+    assert told["command"] == "appliance evaluate where --source tiny --windows 1" and not (home / "models" / "new").exists()
+    assert build(source, "own/new", "--output", "own/new", scheme="w4a8") == 0
+    assert (
+        record(source.parent / "own" / "new")["evaluation"]["command"] == "appliance evaluate own/new --source tiny --windows 1"
+    )
+    (source.parent / "else" / "where").rename(source.parent / "where")
+    capsys.readouterr()
+    assert again(f"{told['command']} --json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["texts"] == told["texts"] and found["command"] == told["command"]
+
+
+def test_the_record_says_what_it_was_made_from_and_with(source: Path, home: Path) -> None:
+    assert build(source, "new", scheme="w4a8") == 0
+    told, manifest = record(home / "models" / "new"), open_bundle(home / "models" / "new").manifest.provenance
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in source.glob("*.safetensors")}
+    assert told["source"]["name"] == "tiny" and digests.items() <= told["source"]["files"].items()
+    assert told["source"]["files"] == manifest.source_sha256
+    assert told["versions"] == manifest.versions and {"python", "onnxruntime"} <= set(told["versions"])
 
 
 @pytest.mark.parametrize(

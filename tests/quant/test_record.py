@@ -1,21 +1,25 @@
 """The account of a decision against the files it comes to."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from appliance.bundle.record import Record
 from appliance.bundle.vocabulary import QUANT_LINEAR
+from quant.budget import Choice, Unit, bytes_of, choose
 from quant.decide import decide
 from quant.emit import emit
 from quant.graph import canonical
-from quant.record import record, summary, with_ranges
-from quant.scheme import Options
+from quant.mixed import Chosen, Measured
+from quant.record import record, said, summary, with_ranges
+from quant.scheme import Form, Options, Scheme, WeightRule
 from quant.schemes import find
 from quant.static import Range, Ranges, by_weight
 from tests.quant.canonical import target, tied_model
+from tests.static_pair import fresh_seed
 
 
 @pytest.mark.parametrize("form", ["cpu", "cpu-static"])
@@ -97,3 +101,65 @@ def test_an_embedding_that_is_only_looked_up_has_no_activations(tmp_path: Path) 
     model = tied_model(np.random.default_rng().standard_normal((50, 64)).astype(np.float32), tied=False)
     told = summary(decide(model, find("w4a8"), target("cpu"), tmp_path))
     assert (told.roles["embed"].activation, told.roles["head"].activation) == ("float", "block-dynamic")
+
+
+def test_a_choice_can_be_made_again_from_the_record_alone(tmp_path: Path) -> None:
+    """The forms that a budget could buy, what it expected of each, and its bytes: `choose` takes the same again."""
+    seed = fresh_seed()
+    rng = np.random.default_rng(seed)
+    model = tied_model(rng.standard_normal((50, 128)).astype(np.float32))
+    forms = [Form(bits, group, "block-dynamic", zeros) for bits, group, zeros in
+             ((4, 32, True), (4, 32, False), (4, 128, True), (8, 32, True))]  # fmt: skip
+    names = ["gate.weight", "up.weight"]
+    units = tuple(
+        Measured((name,), float(kl), tuple(Choice(form, bytes_of(128, 128, form), float(kl * rng.random())) for form in forms))
+        for name, kl in zip(names, rng.random(2), strict=True)
+    )
+    budget = int(1.5 * bytes_of(128, 128, forms[0]) + rng.integers(0, 5000))
+    chosen = choose([Unit(unit.weights[0], unit.choices) for unit in units], budget)
+    rules = {
+        name: WeightRule("measured", one.form.bits, one.form.group, one.form.symmetric)
+        for name, one in zip(names, chosen, strict=True)
+    }
+    plain = find("w4a8")
+    given = {one.name: getattr(plain, one.name) for one in fields(Scheme)} | {"options": Options(weights=rules), "budget": 5.6}
+    told = record(decide(model, Chosen(**given, measured=units), target("cpu"), tmp_path))
+    assert (told["budget"], told["wide"]) == (5.6, 0.0)
+    by_name = {one["name"]: one for one in told["matrices"]}
+    again = []
+    for unit in units:
+        found = by_name[unit.weights[0]]
+        assert found["cost_kl"] == pytest.approx(unit.kl, rel=1e-5) and found["cost_with"] == [], f"seed {seed}"
+        shown = dict(zip(map(said, forms), forms, strict=True))
+        assert list(found["cost_by_form"]) == ["4/32", "4/32 zero points", "4/128", "8/32"]
+        choices = tuple(
+            Choice(shown[key], bytes_of(*found["shape"], shown[key]), kl) for key, kl in found["cost_by_form"].items()
+        )
+        again.append(Unit(found["name"], choices))
+    forms_again = [one.form for one in choose(again, budget)]
+    assert forms_again == [one.form for one in chosen], f"seed {seed}"
+    for name, form in zip(names, forms_again, strict=True):
+        assert (by_name[name]["bits"], by_name[name]["group"], by_name[name]["symmetric"]) == (
+            form.bits,
+            form.group,
+            form.symmetric,
+        )
+    assert (by_name["embed.weight"]["cost_kl"], by_name["embed.weight"]["cost_by_form"]) == (None, {}), "no budget is about it"
+
+
+def test_weights_of_one_unit_name_each_other(tmp_path: Path) -> None:
+    model = tied_model(np.random.default_rng().standard_normal((50, 64)).astype(np.float32))
+    decision = decide(model, find("w4a8"), target("cpu"), tmp_path)
+    unit = Measured(("gate.weight", "up.weight"), 0.25, (Choice(Form(4, 64, "block-dynamic"), 1, 0.3),))
+    given = {one.name: getattr(decision.scheme, one.name) for one in fields(Scheme)}
+    told = record(replace(decision, scheme=Chosen(**given, measured=(unit,))))
+    found = {one["name"]: (one["cost_kl"], one["cost_with"]) for one in told["matrices"]}
+    assert found == {"embed.weight": (None, []), "gate.weight": (0.25, ["up.weight"]), "up.weight": (0.25, ["gate.weight"])}
+
+
+def test_every_key_is_one_that_a_record_has(tmp_path: Path) -> None:
+    model = tied_model(np.random.default_rng().standard_normal((50, 64)).astype(np.float32))
+    told = record(decide(model, find("w4a8"), target("cpu"), tmp_path))
+    assert Record.model_validate(told).model_dump(include=set(told), mode="json")["matrices"][0]["cost_kl"] is None
+    with pytest.raises(ValueError, match="wise"):
+        Record.model_validate({**told, "wise": 0.25})

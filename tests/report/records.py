@@ -16,6 +16,7 @@ from appliance.bundle.record import (
     ReshapedRecord,
     Share,
     SizeRecord,
+    SourceRecord,
     StreamRecord,
     TextRecord,
     TokenizerRecord,
@@ -100,8 +101,10 @@ def record(**changes: object) -> Record:
             )
         },
         evaluation=evaluation(),
-        verdict=VerdictRecord(band={"KL": 1.0}, complaint=""),
+        verdict=VerdictRecord(band={"kl": 1.0}, complaint=""),
         files={"cpu/model.onnx": "ef" * 32},
+        source=SourceRecord(name="checkpoint", files={"model.safetensors": "12" * 32}),
+        versions={"python": "3"},
     )
     return whole.model_copy(update=changes)
 

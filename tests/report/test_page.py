@@ -7,10 +7,19 @@ from html.parser import HTMLParser
 
 import pytest
 
-from appliance.bundle.record import GreedyRecord, LayerRecord, Record, ReshapedRecord, StreamRecord, VerdictRecord
+from appliance.bundle.record import (
+    GreedyRecord,
+    LayerRecord,
+    Record,
+    ReshapedRecord,
+    StreamRecord,
+    TokenizerRecord,
+    VerdictRecord,
+)
 from appliance.report import conditions, plots, words
 from appliance.report.marks import Frame, element, escape, ticks
 from appliance.report.page import page
+from quant.band import Band, complaint
 from tests.report import records
 from tests.report.records import embedding, evaluation, manifest, record, text
 
@@ -53,7 +62,7 @@ def test_the_page_says_everything_and_needs_nothing() -> None:
         "It lost noticeably: with 5.22 bits a weight it is 24.0% more perplexed by human text", "picks the same next word 73%",
         "+0.2154 ± 0.0113", "handbook", "7 tokens", "measured to be sensitive", "norm always stays float",
         "the same 1000 tokens for 2 texts (against another reader)", "3.1e-07 of the largest output", "appliance evaluate small",
-        "appliance build checkpoint", "ef" * 32, "ab" * 32, "All 8 matrices", "int4 weights", "KL up to 1.00",
+        "appliance build checkpoint", "ef" * 32, "ab" * 32, "All 8 matrices", "int4 weights", "mean KL at most 1",
     ):  # fmt: skip
         assert said in found.text, said
     assert sum(tag == "svg" for tag, _ in found.seen) == 5
@@ -79,6 +88,56 @@ def test_what_stands_in_the_way_of_a_rotation_is_told() -> None:
     told = reshaped.model_copy(update={**bare, "obstacle": "layer 2 adds a bias"})
     assert conditions.reshaped(told) == "residual stream not rotated: layer 2 adds a bias; equalized: 5 norms"
     assert conditions.widths(()) == "16 bits for 0 of 0 streams"
+
+
+def test_a_limit_of_the_band_is_a_most_or_a_least_as_the_band_means_it() -> None:
+    """Every limit of a real band, set once under and once over what the record has: one of the two is complained of."""
+    found = evaluation(layers=evaluation().layers, embeddings=(embedding(),))
+    matrices = record().matrices
+    assert complaint(Band(), matrices, found) == ""
+    said = {name: words.limit(name, value) for name, value in Band().limits().items()}
+    for name, low, high in (
+        ("kl", 0.1, 0.3), ("delta", 0.2, 0.3), ("saturation", 0.005, 0.3), ("emulation", 1e-8, 1e-3), ("layer_snr_db", 0.0, 30.0),
+        ("cosine", 0.85, 0.9995),
+    ):  # fmt: skip
+        least = bool(complaint(Band(**{name: high}), matrices, found))
+        assert least != bool(complaint(Band(**{name: low}), matrices, found)), name
+        assert ("at least" in said[name]) == least and ("at most" in said[name]) != least, said[name]
+    shown = read(record(verdict=VerdictRecord(band=Band().limits(), complaint=""))).text
+    assert all(one in shown for one in said.values()) and " up to " not in shown
+    assert words.limit("of tomorrow", 2.5) == "of tomorrow 2.5"
+
+
+def test_the_page_says_which_figures_come_from_the_files() -> None:
+    files = "The losses on text and the bundle's answers come from running its graph files"
+    assert files in read(record()).text and "run a layer at a time on the processor" in read(record()).text
+    away = evaluation(ran="the graphs cannot run here (no such device)", greedy=())
+    shown = read(record(evaluation=away)).text
+    assert "None of the figures comes from running the bundle's graph files: the graphs cannot run here (no such device)" in shown
+    assert files not in shown
+    texts_alone = evaluation(layers=(), ablations=(), emulation=None)
+    assert "a layer at a time" not in read(record(evaluation=texts_alone)).text
+    vectors = evaluation(texts=(), layers=(), ablations=(), greedy=(), emulation=None, embeddings=(embedding(),))
+    shown = read(record(evaluation=vectors)).text
+    assert "The vectors come from running the bundle's graph file" in shown and "losses on text" not in shown
+    assert "Nothing was run" in read(record(evaluation=None)).text
+
+
+def test_the_page_says_what_the_tokenizers_comparison_cannot_see() -> None:
+    blind = TokenizerRecord(against="a table", blind_to="where a text is cut", texts=2, tokens=9, equal=True)
+    assert "(against a table; not seen: where a text is cut)" in read(record(evaluation=evaluation(tokenizer=blind))).text
+    assert "not seen" not in read(record()).text
+
+
+def test_the_page_says_what_a_budget_was_spent_by() -> None:
+    first, *rest = record().matrices
+    measured = first.model_copy(update={"cost_kl": 0.000123, "cost_by_form": {"4/32": 0.0002, "8/32": 1e-6}})
+    shown = read(record(budget=5.6, matrices=(measured, *rest))).text
+    assert "5.6 bits a weight without the tables, scales included; chosen by the measured cost of 1 matrices" in shown
+    assert "cost, nats" in shown and "0.00012" in shown
+    assert "cost, nats" not in read(record()).text and "budget" not in conditions.lines(record())
+    static = records.conditions() | {"wide": 0.25}
+    assert "; the scheme lets 25% of the products have them" in read(record(**static)).text
 
 
 HOSTILE = '</title></style><script>alert(1)</script><img src=x onerror="a()">\x1b[31m\u202e&amp;'
