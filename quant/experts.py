@@ -1,7 +1,10 @@
 """Weights of mixture-of-experts layers as QMoE takes them, and in numpy what the operator computes.
 
-Knows: the operator's layout and arithmetic. Does not know: graphs, architectures (none here has experts yet), how integers are
-found.
+Knows: the operator's layout and arithmetic. Does not know: graphs, architectures, how integers are found.
+No command reaches this: no architecture here has experts, and `quant.emit` writes no QMoE. It is the layout that an architecture
+with experts must emit, put down and checked before there is one: with gate and up in a wrong order a graph still runs, and is
+another function. The layout, gate and up in turn, is checked in `tests/quant/test_experts.py` against onnxruntime's own kernel,
+which two wrong orders fail. `quant.structure` reads no QMoE back: whoever emits one adds that.
 Source: com.microsoft QMoE with activation_type "swiglu", swiglu_fusion 1, quant_type "int"; onnxruntime 1.32's CPU kernel takes
 no other fusion. FC1 holds gate and up in turn, row by row, so that neighbours of its product belong to one hidden unit:
 

@@ -1,4 +1,4 @@
-"""Everything that is measured by running a bundle that writes text: the evaluation that goes into its record.
+"""Everything that is measured of a bundle that writes text, by running its files and its parts: the evaluation in its record.
 
 Knows: the order of measurements, and how much is measured of each. Does not know: how checkpoints are opened or bundles written
 (the composer hands in canonical graphs and an opener), what loss is too much (`quant.band`).

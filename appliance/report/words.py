@@ -33,7 +33,7 @@ def measured_on(record: Record) -> str:
     found = record.evaluation
     own = "Weights' SNR, clipped shares and proxy losses are what the quantizer counted."
     if found is None:
-        return f"Nothing was run. {own}"
+        return f"The bundle was not run. {own}"
     if found.embeddings:
         return f"The vectors come from running the bundle's graph file beside the unquantized model on the same passages. {own}"
     parts = "layers, ablations, operators and output losses"

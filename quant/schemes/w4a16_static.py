@@ -1,6 +1,7 @@
-"""w4a16-static: int4 linears with one scale a row, activations in uint16 with calibrated ranges, Q/DQ around every product.
+"""w4a16-static: int4 linears with one scale a row, activations in uint16 with calibrated ranges, Q/DQ around every linear.
 
 Knows: this scheme's numbers. Does not know: how they are found or written.
+Linears alone: the attention's products, norms, activation functions and additions stay float.
 """
 
 from quant.scheme import Form, Scheme

@@ -1,6 +1,7 @@
-"""w4a8-static: int4 linears with one scale a row, activations in uint8 with calibrated ranges, Q/DQ around every product.
+"""w4a8-static: int4 linears with one scale a row, activations in uint8 with calibrated ranges, Q/DQ around every linear.
 
 Knows: this scheme's numbers. Does not know: how they are found or written.
+Linears alone: the attention's products, norms, activation functions and additions stay float.
 The head has 16-bit activations: its output would have 256 steps for all logits. So have the streams whose 8 bits cost most,
 up to a share of the products; a matrix unit runs those at half the speed.
 """

@@ -120,7 +120,7 @@ def test_the_page_says_which_figures_come_from_the_files() -> None:
     vectors = evaluation(texts=(), layers=(), ablations=(), greedy=(), emulation=None, embeddings=(embedding(),))
     shown = read(record(evaluation=vectors)).text
     assert "The vectors come from running the bundle's graph file" in shown and "losses on text" not in shown
-    assert "Nothing was run" in read(record(evaluation=None)).text
+    assert "The bundle was not run" in read(record(evaluation=None)).text
 
 
 def test_the_page_says_what_the_tokenizers_comparison_cannot_see() -> None:
