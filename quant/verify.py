@@ -81,7 +81,7 @@ class Subject:
         texts: what it is measured on.
         work: folder for hidden states; it is removed.
         command: measures it again.
-        tokenizer: the comparison with an independent one, if there is one.
+        tokenizer: the comparison with another reader, if there is one.
         targets: folder with more target files.
         threads: 0 = all cores.
     """

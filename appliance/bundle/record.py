@@ -222,7 +222,7 @@ class GreedyRecord(StrictModel):
 
 
 class TokenizerRecord(StrictModel):
-    """The bundle's tokenizer against an independent one."""
+    """The bundle's tokenizer against another reader of the same vocabulary."""
 
     against: str = Field(description="What it was compared with.")
     blind_to: str = Field(default="", description='What such a comparison cannot see; "" = both sides were written apart.')

@@ -86,7 +86,7 @@ def sizes_of(bundle: store.Bundle, decision: Decision) -> dict[str, SizeRecord]:
 
 
 def parity_of(opened: Opened, bundle: store.Bundle, contents: Iterable[str]) -> TokenizerRecord:
-    """The bundle's tokenizer on the texts, against an independent reader of the checkpoint's."""
+    """The bundle's tokenizer on the texts, against another reader of the checkpoint's."""
     if opened.task == "embed":
         from appliance.bundle.tokenizer_file import parse_json, read_bytes
 
