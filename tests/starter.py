@@ -27,9 +27,9 @@ class StarterBuilt:
     peak: float
 
 
-def peak_of(environment: Mapping[str, str], source: Path, name: str, *more: str) -> float:
+def peak_of(environment: Mapping[str, str], source: Path, name: str, *more: str, scheme: str = "w4a8") -> float:
     """Build `source` in a process of its own: MiB that it had in memory at most."""
-    call = [sys.executable, "-c", MEASURED, "build", str(source), "--name", name, "--scheme", "w4a8", "--windows", "1", *more]
+    call = [sys.executable, "-c", MEASURED, "build", str(source), "--name", name, "--scheme", scheme, "--windows", "1", *more]
     done = subprocess.run(call, capture_output=True, text=True, env=dict(environment))
     assert done.returncode == 0, done.stderr
     return int(done.stderr.splitlines()[-1]) / 1024

@@ -241,6 +241,19 @@ def test_memory_grows_with_the_largest_tensor_and_not_with_the_model(home: Path,
     assert peaks["wide"] > peaks["8"] + 20, "the largest tensor is 28 MiB larger: this measurement sees it"
 
 
+@pytest.mark.slow
+def test_calibration_on_a_given_text_holds_one_layer(home: Path, tmp_path: Path) -> None:
+    """As above; the text is given, because a model that writes its own runs whole (docs/quantization.md)."""
+    text, peaks = tmp_path / "text.txt", {}
+    text.write_text("the box works while its owner sleeps, and tells in the morning what it read. " * 200, encoding="utf-8")
+    for layers in (8, 32):
+        source = write_safetensors(tmp_path / str(layers), Llama(layers, 256, 4, 2, 704, 4096), "float16", tokenizer=True)
+        more = ["--calibration", str(text), "--calibration-tokens", "4096"]
+        peaks[layers] = peak_of(os.environ, source, str(layers), *more, scheme="w4a8-gptq")
+    print("peak MiB of a calibrated build:", {layers: round(peak) for layers, peak in peaks.items()})
+    assert peaks[32] - peaks[8] < 2 * 24 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 704) / 2**20, peaks
+
+
 @pytest.mark.model
 def test_building_the_starter_takes_less_than_600_mb(starter_built: StarterBuilt) -> None:
     peak = starter_built.peak * 2**20 / 1e6
