@@ -4,14 +4,15 @@ Knows: a decided canonical model and the files made from it. Does not know: how 
 no code with what wrote it), how integers were found.
 
     decided model - expected() -+
-                                +- check(): integers, scales, zero points, offsets, padding; every matrix has a decision
+                                +- check(): integers, scales, zero points, offsets, padding; every matrix has a decision;
+                                            all else as `quant.rest` has it
     model.onnx, weights.bin ----+
 
 SmolLM2's 98 MB take about a second; memory is a few tens of MiB.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,8 @@ from appliance.bundle.vocabulary import EMBEDDING, LAYER, LINEAR, PARTS, QUANT_E
 from appliance.errors import BundleError
 from quant.decide import Matrix
 from quant.graph import canonical, sizes, tensor_of
+from quant.rest import AGAIN, Reading, Rest, rest_of
 from quant.written import GraphFile, Piece, Written
-
-AGAIN = "build it again; if it stays so, it is a bug of this program"
 
 LIMIT = 1e-3
 """Largest relative difference of a logit that a fold or a rotation may make before any rounding."""
@@ -67,10 +67,15 @@ class Decided:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a decided canonical model says must be in its files: by weight, what was decided, and the tags of those left float."""
+    """What a decided canonical model says must be in its files: by weight, what was decided, and the tags of those left float.
+
+    Attributes:
+        rest: all else; by default nothing else is compared.
+    """
 
     decided: Mapping[str, Decided]
     floats: Mapping[str, Mapping[str, str]]
+    rest: Rest = field(default_factory=Rest)
 
     def part(self, role: str, layer: str) -> Decided | str | None:
         """The one weight of that role in that layer: decided, or the name of a float one; None when there is no such one."""
@@ -100,7 +105,7 @@ def expected(model: ir.Model) -> Expected:
             tensor_of(node.inputs[2], node),
             *(None if value is None else tensor_of(value, node) for value in rest),
         )
-    return Expected(decided, floats)
+    return Expected(decided, floats, rest_of(model))
 
 
 def check(files: Iterable[Path], wanted: Expected, kept: Iterable[str]) -> None:
@@ -119,6 +124,7 @@ def check(files: Iterable[Path], wanted: Expected, kept: Iterable[str]) -> None:
     compared: set[tuple[object, ...]] = set()
     for path in files:
         file, met = GraphFile(path), set()
+        reading = Reading(file, wanted.rest, compared)
         for written in file.matrices():
             parts = _parts(written, wanted, path)
             for part, rows in parts:
@@ -127,9 +133,15 @@ def check(files: Iterable[Path], wanted: Expected, kept: Iterable[str]) -> None:
             if written.place not in compared:
                 _compare_integers(written, parts, path)
                 compared.add(written.place)
+            reading.linear(written.node, [(part.name, rows) for part, rows in parts])
         if lost := sorted(set(wanted.decided) - met):
             raise BundleError(f"{path}: weight {lost[0]} was decided and no operator reads it", AGAIN)
         _check_coverage(file, wanted)
+        for node, weight in file.weights():
+            parts = [(wanted.part(role, file.tags(weight).get(LAYER, "")), rows) for role, rows in rows_of(file.tags(weight))]
+            if parts and all(isinstance(part, str) for part, _ in parts):
+                reading.joined(node, weight, [(str(part), rows) for part, rows in parts])
+        reading.by_name()
 
 
 def check_proxies(matrices: Iterable[Matrix]) -> None:

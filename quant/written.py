@@ -5,7 +5,7 @@ them (`quant.structure`), emission, packing.
 Sources: com.microsoft MatMulNBits and GatherBlockQuantized; ai.onnx DequantizeLinear 21 to 25; onnx's IR for 4-bit types.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +112,14 @@ class GraphFile:
         """Metadata of an initializer."""
         return self._tags.get(name, {})
 
+    def readers(self, name: str) -> Sequence[onnx.NodeProto]:
+        """The operators that read a value."""
+        return self._readers.get(name, [])
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The operator that gives a value; None for an initializer or an input."""
+        return self._makers.get(name)
+
     def origin(self, name: str) -> str:
         """The initializer that `name` is, or comes from by casts, moves and dequantization alone; "" when it does not."""
         while name not in self.initializers:
@@ -138,6 +146,8 @@ class GraphFile:
 
     def _raw(self, tensor: onnx.TensorProto) -> np.ndarray:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            if not tensor.raw_data:  # small ones that another exporter keeps as numbers
+                return np.ascontiguousarray(onnx.numpy_helper.to_array(tensor)).reshape(-1).view(np.uint8)
             return np.frombuffer(tensor.raw_data, np.uint8)
         where = {pair.key: pair.value for pair in tensor.external_data}
         file = self.path.parent / where["location"]
@@ -146,7 +156,8 @@ class GraphFile:
             raise BundleError(f"{file}: {tensor.name} ends at byte {offset + length}, the file before", "build it again")
         return np.memmap(file, np.uint8, "r", offset, (length,))
 
-    def _place(self, name: str) -> tuple[object, ...]:
+    def place(self, name: str) -> tuple[object, ...]:
+        """Where the bytes of an initializer lie."""
         tensor = self.initializers[name]
         external = {pair.key: pair.value for pair in tensor.external_data}
         return (external.get("location", self.path), external.get("offset", name))
@@ -258,7 +269,7 @@ class GraphFile:
         pieces: Callable[[], Iterator[Piece]],
     ) -> Written:
         offsets = self._offsets(node, bits, scales)
-        return Written(node.name, weight, self.tags(weight), self._place(weight), bits, group, scales, zeros, offsets, pieces)
+        return Written(node.name, weight, self.tags(weight), self.place(weight), bits, group, scales, zeros, offsets, pieces)
 
     def _offsets(self, node: onnx.NodeProto, bits: int, scales: np.ndarray) -> np.ndarray | None:
         """What an Add after the operator brings in: offsets [N,G] out of Add(Cast(offsets), scales * 2^(bits-1))."""

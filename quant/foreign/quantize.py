@@ -192,7 +192,10 @@ def _compare(path: Path, graph: ir.Graph, wanted: structure.Expected, decision: 
     floats = {name.removesuffix(".turned"): tags for name, tags in wanted.floats.items()}
     kept = {one.name.removesuffix(".turned") for one in decision.kept}
     rest = {name: value.metadata_props for name, value in graph.initializers.items() if name not in wanted.decided}
-    structure.check([path], structure.Expected(wanted.decided, {**rest, **floats}), {*rest, *kept})
+    tensors = {name: value.const_value for name, value in graph.initializers.items()}
+    held = {name: one for name, one in tensors.items() if one is not None and one.dtype.is_floating_point()}
+    beside = replace(wanted.rest, floats=held, roles=dict.fromkeys(held, ""))
+    structure.check([path], structure.Expected(wanted.decided, {**rest, **floats}, beside), {*rest, *kept})
 
 
 def _sizes(graph: Path, target: Target, decision: decide.Decision) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Every file that the composer writes is checked against what was decided; a spoiled one is no bundle."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,21 @@ from export.stages.variants import write_variants
 from export.tokenizer import write_tokenizer
 from quant import decide, reshape, schemes, structure
 from quant.graph import lazy
+from quant.kv import KvScales
 from quant.scheme import Options
 from tests.checkpoints import Llama, write_gguf, write_safetensors
+from tests.quant.test_structure import spoil
+from tests.static_pair import fresh_seed
 
 
 def written(
-    source: Path, folder: Path, *names: str, scheme: str = "w4a8", options: Options | None = None, keep: bool = False
+    source: Path,
+    folder: Path,
+    *names: str,
+    scheme: str = "w4a8",
+    options: Options | None = None,
+    keep: bool = False,
+    kv: Mapping[int, KvScales] | None = None,
 ) -> dict[str, Variant]:
     """The graphs of a build, without what it measures on them."""
     wanted = tuple(targets.load(name) for name in names)
@@ -33,7 +43,7 @@ def written(
     opened = arch.open_model(open_checkpoint(source))
     with store.writing(request.destination) as writer:
         tokenizer = write_tokenizer(opened.checkpoint, writer)
-        job = Job(request, opened, writer, lambda *_: None, {"source": "fingerprint"}, tokenizer, request.scheme)
+        job = Job(request, opened, writer, lambda *_: None, {"source": "fingerprint"}, tokenizer, request.scheme, kv=kv)
         return write_variants(keep_quantized(job))[0]
 
 
@@ -75,6 +85,49 @@ def test_a_byte_that_is_lost_on_the_way_to_the_disk_stops_the_build(tmp_path: Pa
     with pytest.raises(BundleError, match="are not those that were decided"):
         written(folder, tmp_path, "cpu")
     assert not (tmp_path / "bundle").exists()
+
+
+def random_kv(model: Llama, seed: int) -> dict[int, KvScales]:
+    rng, shape = np.random.default_rng(seed), (model.kv_heads, 1, model.hidden // model.heads)
+    draw = [rng.uniform(0.01, 0.1, (2, *shape)).astype(np.float32) for _ in range(model.layers)]
+    return {layer: KvScales(key, value) for layer, (key, value) in enumerate(draw)}
+
+
+SPOILED: Mapping[str, tuple[str, str, str]] = {
+    "a norm gain": ("cpu", "model.layers.1.input_layernorm.weight", "model.layers.1.input_layernorm.weight"),
+    "a norm gain of the pair": ("cpu-static", "model.layers.1.input_layernorm.weight", "model.layers.1.input_layernorm.weight"),
+    "one bias of three": ("cpu", "model.layers.0.self_attn.qkv_proj.bias", "model.layers.0.self_attn.q_proj.bias"),
+    "a bias of the pair": ("cpu-static", "model.layers.0.self_attn.k_proj.bias", "model.layers.0.self_attn.k_proj.bias"),
+    "a key scale": ("cpu", "layers.1.key.scales", "layers.1.key.scales"),
+    "a value scale of the pair": ("cpu-static", "layers.0.value.scales", "layers.0.value.scales"),
+    "a float matrix": ("cpu", "model.layers.1.mlp.up_proj.weight.transposed", "model.layers.1.mlp.up_proj.weight"),
+    "a joined float matrix": (
+        "cpu", "model.layers.1.self_attn.qkv_proj.weight.transposed", "model.layers.1.self_attn.q_proj.weight",
+    ),
+    "an angle": ("cpu-static", "rope.cos", "rope.cos"),
+}  # fmt: skip
+"""By case: target, the initializer that is spoiled, the tensor of the checkpoint that the error must name."""
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_what_is_no_quantized_matrix_is_compared_too(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of the first number, in one of the files, right after they were written."""
+    target, name, says = SPOILED[case]
+    seed, write = fresh_seed(), save.save_all
+
+    def careless(graphs: dict, folder: Path, *rest: Any) -> dict:  # type: ignore[type-arg]
+        paths = write(graphs, folder, *rest)
+        spoil(list(paths.values())[-1], name, lambda raw: raw.__setitem__(0, raw[0] ^ 1))
+        return paths
+
+    model = Llama(attention_bias=True, mlp_bias=True, seed=seed)
+    folder = write_safetensors(tmp_path / "source", model, tokenizer=True)
+    roles = ("attn.q", "attn.k", "attn.v", "mlp.up") if "matrix" in case else ()
+    options = Options(kv="int8", roles={role: {"bits": 0} for role in roles})
+    written(folder, tmp_path / "whole", target, options=options, kv=random_kv(model, seed))
+    monkeypatch.setattr(save, "save_all", careless)
+    with pytest.raises(BundleError, match=rf"1 numbers of {re.escape(says)} are not"):
+        written(folder, tmp_path / "spoiled", target, options=options, kv=random_kv(model, seed))
 
 
 def test_the_check_runs_for_every_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
