@@ -43,7 +43,7 @@ def on_grid(weight: np.ndarray, bits: int, group: int, *, symmetric: bool) -> On
         if found is None:
             return None
         q[start:stop], scales[start:stop] = found.q, found.scales
-        if zeros is not None:
+        if zeros is not None and found.zeros is not None:
             zeros[start:stop] = found.zeros
     return OnGrid(q, scales, zeros) if scales.any() else None
 
@@ -91,4 +91,5 @@ def _held(blocks: Floats, step: Floats, bits: int, symmetric: bool, negative: bo
             in_range |= (-largest >= low) & (-least <= high)
     else:
         in_range = largest - least <= high - low
-    return exact & in_range
+    held: npt.NDArray[np.bool_] = exact & in_range
+    return held
