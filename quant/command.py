@@ -19,7 +19,7 @@ EXAMPLE = "appliance quantize model.onnx --scheme w4a8"
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="The .onnx file of a float32 decoder; its weights may lie beside it.")],
+    model: Annotated[Path, typer.Argument(help="The .onnx file of a float decoder; its weights may lie beside it.")],
     scheme: Annotated[str, typer.Option(help="How it is quantized; one that needs no calibration.")] = "w4a8",
     group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give groups of 4-bit weights a zero point each.")] = False,
@@ -41,14 +41,17 @@ def quantize(
     from quant.foreign.infer import infer
     from quant.foreign.quantize import Request, open_graph, refuse, told
     from quant.foreign.quantize import quantize as make
+    from quant.foreign.widen import widen
     from quant.scheme import Options
 
     source = model.expanduser().absolute()
     if dry_run:
-        inference = infer(open_graph(source))
-        facts: dict[str, Any] = {"inferred": [told(one) for one in inference.matrices]}
+        graph = open_graph(source)
+        widened = widen(graph).told()
+        inference = infer(graph)
+        facts: dict[str, Any] = {"read_as_float32": widened, "inferred": [told(one) for one in inference.matrices]}
         facts["not_understood"] = [{"weight": one.name, "node": one.node, "why": one.why} for one in inference.unknown]
-        print(json.dumps(facts)) if as_json else print(table(inference))
+        print(json.dumps(facts)) if as_json else print(*types(widened), table(inference), sep="\n")
         if not leave_float:
             refuse(inference)
         return
@@ -69,10 +72,13 @@ def quantize(
         made = make(request, progress)
     size = sum(one["bytes"] for one in made.record["files"].values())
     if as_json:
-        kept = {key: made.record[key] for key in ("scheme", "bits_per_weight", "inferred", "not_understood", "files", "loss")}
+        kept = {
+            key: made.record[key]
+            for key in ("scheme", "bits_per_weight", "inferred", "not_understood", "files", "loss", "read_as_float32")
+        }
         print(json.dumps({"output": str(request.output), "record": str(request.record), "bytes": size, **kept}))
         return
-    print(table(made.inference))
+    print(*types(made.record["read_as_float32"]), table(made.inference), sep="\n")
     print(f"{request.output}: {size / 1e6:.0f} MB, {scheme}, {made.record['bits_per_weight']} bits a weight")
     print(lost(made.record["loss"]))
     print(f"record: {request.record}")
@@ -84,6 +90,16 @@ def lost(loss: "Mapping[str, Any]") -> str:
         return f"what it lost was not measured: {loss['why_not']}"
     found = f"logits off by {loss['relative_difference']:.2g} of theirs, KL {loss['kl_mean']:.2g} nats"
     return f"on {loss['tokens']} random tokens: {found}, the same first choice on {loss['same_top']:.0%}"
+
+
+def types(widened: "Mapping[str, Any] | None") -> list[str]:
+    """One line of what was no float32, if anything was."""
+    if widened is None:
+        return []
+    tensors = " and ".join(f"{count} tensors of {kind}" for kind, count in widened["tensors"].items())
+    casts = f"{widened['casts']} casts" if widened["casts"] else ""
+    ends = [f"{len(widened[side])} {side}" for side in ("inputs", "outputs") if widened[side]]
+    return [f"read as float32, and float32 now: {', '.join(filter(None, (tensors, casts, *ends)))}"]
 
 
 def table(inference: "Inference") -> str:

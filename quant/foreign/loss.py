@@ -73,7 +73,7 @@ def measure(source: Path, written: Path, known: Facts, threads: int, progress: C
         return {"why_not": str(why)}
     progress(1, 2)
     try:
-        found = _run(written, lambda session: feeds, known, threads)[1]
+        found = _run(written, lambda session: _fitted(feeds, session), known, threads)[1]
     except Exception as failure:  # onnxruntime's own errors have no common class
         text = " ".join(str(failure).split())
         raise LossError(f"{written.name} was written, and does not run: {text}", "quantize it with another scheme") from failure
@@ -133,6 +133,11 @@ def _run(path: Path, fed: Callable[[Any], Feeds], known: Facts, threads: int) ->
     if found is None:
         raise Unmeasured("none of the graph's outputs is logits [batch, tokens, words]")
     return feeds, found[0].astype(np.float32)
+
+
+def _fitted(feeds: Feeds, session: Any) -> Feeds:
+    """The same numbers in the types that another file of the model takes: a cache of float16 is one of float32 there."""
+    return {one.name: feeds[one.name].astype(_TYPES[one.type]) for one in session.get_inputs()}
 
 
 def feed(inputs: list[Any], known: Facts) -> Feeds:

@@ -46,7 +46,7 @@ def refuse_unreadable(graph: ir.Graph) -> None:
             if tensor.dtype.is_floating_point() and tensor.dtype != ir.DataType.FLOAT:
                 raise BadInput(
                     f"{_name(node)}: weight {value.name if value else ''} is {tensor.dtype.name}, float32 is read",
-                    "export the model in float32",
+                    "export the model in float32, float16 or bfloat16",
                 )
 
 

@@ -2,7 +2,7 @@
 
 Knows: the order of the steps. Does not know: how roles are found (`quant.foreign.infer`), forms, what a person is shown.
 
-    model.onnx -> roles -> canonical nodes -> decide -> emit -> what stays float as it was -> files beside their places
+    model.onnx -> float32 -> roles -> canonical nodes -> decide -> emit -> what stays float as it was -> files beside their places
                -> read back and compared with what was decided -> run beside the float file -> .record.json -> their places
 """
 
@@ -26,6 +26,7 @@ from quant import asked, decide, emit, record, shipped, solvers, structure
 from quant.foreign.adopt import Adopted, adopt, restore
 from quant.foreign.infer import Inference, Inferred, infer
 from quant.foreign.loss import Facts, facts, measure
+from quant.foreign.widen import NARROW, Widened, widen
 from quant.graph import sizes
 from quant.scheme import TABLES, Scheme
 
@@ -105,7 +106,7 @@ def open_graph(source: Path) -> ir.Model:
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     model.graph.sort()
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
-        if value.dtype == ir.DataType.FLOAT:  # weights that an old exporter lists as inputs too
+        if value.dtype == ir.DataType.FLOAT or value.dtype in NARROW:  # weights that an old exporter lists as inputs too
             model.graph.inputs.remove(value)
     return model
 
@@ -124,7 +125,7 @@ def quantize(request: Request, progress: Progress) -> Quantized:
     """Quantize the file; see the picture above. Interrupted, it leaves only `request.work`; refused at the end, nothing.
 
     Raises:
-        BadInput: the graph cannot be read or understood; the node is named.
+        BadInput: the graph cannot be read or understood, or needs a type narrower than float32; the node is named.
         TargetError: the scheme needs calibration, or cannot be held.
         StorageError: the disk is full.
         BundleError: the written file does not hold what was decided.
@@ -133,12 +134,13 @@ def quantize(request: Request, progress: Progress) -> Quantized:
     _check(request)
     model = open_graph(request.source)
     source = hashes(model, request.source)
+    widened = widen(model)
     inference = infer(model)
     if not request.leave_float:
         refuse(inference)
     known = facts(inference, _places(model.graph, inference))
-    adopted = adopt(model, inference, lambda roles: _most_precise(roles, request))
     request.work.mkdir(parents=True, exist_ok=True)
+    adopted = adopt(model, inference, lambda roles: _most_precise(roles, request))
     decision = decide.decide(
         model,
         asked.applied(request.exceptions, model, request.scheme, request.target),
@@ -151,11 +153,14 @@ def quantize(request: Request, progress: Progress) -> Quantized:
     emit.emit(model, request.target)
     restore(model, adopted)
     _tag_parts(model.graph)
-    made = {**_record(request, inference, adopted, decision), "source": source}
+    made = {**_record(request, inference, adopted, decision), "source": source, "read_as_float32": widened.told()}
 
     def tell(graph: Path) -> dict[str, Any]:
         _compare(graph, model.graph, wanted, decision)
-        return {**_sizes(graph, request.target, decision), "loss": _loss(request, graph, known, progress)}
+        return {
+            **_sizes(graph, request.target, decision),
+            "loss": _loss(_reference(request, widened, graph.parent), graph, known, progress),
+        }
 
     try:
         written = _write(model, request, made, tell, progress)
@@ -210,8 +215,18 @@ def _sizes(graph: Path, target: Target, decision: decide.Decision) -> dict[str, 
     }
 
 
-def _loss(request: Request, graph: Path, known: Facts, progress: Progress) -> dict[str, Any]:
-    return measure(request.source, graph, known, SOLVER_THREADS, lambda done, total: progress("measure", done, total))
+def _reference(request: Request, widened: Widened, folder: Path) -> Path:
+    """The file whose logits are the measure: the source, or what it is in float32, put into `folder`, where that alone runs."""
+    if widened.runs_here:
+        return request.source
+    model, path = open_graph(request.source), folder / "float32.onnx"
+    widen(model)
+    ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
+    return path
+
+
+def _loss(reference: Path, graph: Path, known: Facts, progress: Progress) -> dict[str, Any]:
+    return measure(reference, graph, known, SOLVER_THREADS, lambda done, total: progress("measure", done, total))
 
 
 def _check(request: Request) -> None:

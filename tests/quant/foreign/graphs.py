@@ -56,5 +56,6 @@ def logits(path: Path, ids: np.ndarray) -> np.ndarray:
         else:
             batch, heads, _, size = one.shape
             size = size if isinstance(size, int) else HEAD  # genai's builder leaves it open
-            feeds[one.name] = np.zeros((len(ids) if isinstance(batch, str) else batch, heads, 0, size), np.float32)
+            kind = np.float16 if one.type == "tensor(float16)" else np.float32
+            feeds[one.name] = np.zeros((len(ids) if isinstance(batch, str) else batch, heads, 0, size), kind)
     return np.asarray(session.run(["logits"], feeds)[0])
