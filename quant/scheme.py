@@ -6,7 +6,7 @@ Knows: forms, options and which of two rules wins. Does not know: any one scheme
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from appliance.bundle.vocabulary import FLOAT_ROLES, ROLES
 from appliance.errors import TargetError
@@ -147,21 +147,21 @@ class Scheme:
 
     def _reason_of_role(self, role: str, target: RoleRules, name: str) -> str:
         form = self.form(role, target)
-        if form != self._without(roles={}).form(role, target):
+        if form != self._with(replace(self.options, roles={})).form(role, target):
             return f"the options ask for it, of all {role}"
         return f"target {name} asks for it, of all {role}" if form != self.form(role) else ""
 
     def _asked(self, role: str, target: RoleRules, weight: str) -> list[str]:
         """The options of the whole model without which the weight would have another form."""
         form, found = self.form(role, target, weight), []
-        if form.group != self._without(group=None).form(role, target, weight).group:
+        if form.group != self._with(replace(self.options, group=None)).form(role, target, weight).group:
             found.append(f"asked for: --group {self.options.group}")
-        if form.symmetric != self._without(symmetric=True).form(role, target, weight).symmetric:
+        if form.symmetric != self._with(replace(self.options, symmetric=True)).form(role, target, weight).symmetric:
             found.append("asked for: --asymmetric")
         return found
 
-    def _without(self, **options: Any) -> "Scheme":
-        return replace(self, options=replace(self.options, **options))
+    def _with(self, options: Options) -> "Scheme":
+        return replace(self, options=options)
 
     @property
     def has_four_bits(self) -> bool:

@@ -138,9 +138,10 @@ def check(files: Iterable[Path], wanted: Expected, kept: Iterable[str]) -> None:
             raise BundleError(f"{path}: weight {lost[0]} was decided and no operator reads it", AGAIN)
         _check_coverage(file, wanted)
         for node, weight in file.weights():
-            parts = [(wanted.part(role, file.tags(weight).get(LAYER, "")), rows) for role, rows in rows_of(file.tags(weight))]
-            if parts and all(isinstance(part, str) for part, _ in parts):
-                reading.joined(node, weight, [(str(part), rows) for part, rows in parts])
+            tags = file.tags(weight)
+            joined = [(wanted.part(role, tags.get(LAYER, "")), rows) for role, rows in rows_of(tags)]
+            if joined and all(isinstance(part, str) for part, _ in joined):
+                reading.joined(node, weight, [(str(part), rows) for part, rows in joined])
         reading.by_name()
 
 
