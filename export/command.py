@@ -36,7 +36,7 @@ def build(
     scheme: Annotated[
         str, typer.Option(help="How it is quantized; empty = the first target's default, 8 bits for embedding models.")
     ] = "",
-    group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
+    group: Annotated[int | None, typer.Option(help="Weights that share a scale: 16, 32, 64 or 128.")] = None,
     name: Annotated[str, typer.Option(help="The model's id on the endpoint; empty = after the source.")] = "",
     output: Annotated[Path | None, typer.Option(help="Folder of the bundle; by default among the installed models.")] = None,
     context: Annotated[int, typer.Option(min=0, help="Tokens of context; 0 = what the model was made for.")] = 0,

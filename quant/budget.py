@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from quant.arrays import groups_of
 from quant.scheme import Form
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the same costs and forms would give another choice (`quant.mixed` lists the forms)."""
 SCALE_BYTES = {"float16": 2, "float32": 4}
 """By `WeightForms.scale_dtype`."""

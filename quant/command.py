@@ -21,7 +21,7 @@ EXAMPLE = "appliance quantize model.onnx --scheme w4a8"
 def quantize(
     model: Annotated[Path, typer.Argument(help="The .onnx file of a float decoder; its weights may lie beside it.")],
     scheme: Annotated[str, typer.Option(help="How it is quantized; one that needs no calibration.")] = "w4a8",
-    group: Annotated[int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = None,
+    group: Annotated[int | None, typer.Option(help="Weights that share a scale: 16, 32, 64 or 128.")] = None,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give groups of 4-bit weights a zero point each.")] = False,
     exception: Annotated[
         list[str] | None,

@@ -21,9 +21,10 @@ from quant.plan import Plan, plans
 from quant.scheme import TABLES, Form, Scheme, WeightRule
 from quant.sensitivity import Cost, Progress, measure
 
-GROUPS = (32, 64, 128)
-"""Groups that are tried where the scheme has some. Smaller ones decode slower, larger ones round a block's activations together
-with its outliers."""
+GROUPS = {4: (16, 32, 64, 128), 8: (32, 64, 128)}
+"""Groups that are tried where the scheme has some, by bits. Smaller ones decode slower (int4 in groups of 16 takes 1.6 times
+as long as in 32 where memory is no limit) and save nothing at 8 bits; larger ones round a block's activations together with its
+outliers."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,9 @@ def _forms(plan: Plan, scheme: Scheme, targets: Sequence[Target]) -> tuple[Form,
     if plan.name in scheme.options.weights or any(role in rules for rules in given for role in plan.roles):
         return (plan.form,)
     own = scheme.options.group
-    groups = (0,) if not plan.form.group else GROUPS if own is None else (own,)
     found = [plan.form]
-    for bits in (4, 8):
-        for group in groups:
+    for bits, several in GROUPS.items():
+        for group in (0,) if not plan.form.group else several if own is None else (own,):
             for symmetric in (True, False) if group else (True,):
                 form = replace(plan.form, bits=bits, group=group, symmetric=symmetric)
                 if all(_possible(form, plan, target) for target in targets):

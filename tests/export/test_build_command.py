@@ -127,7 +127,7 @@ def test_a_bad_checkpoint_is_one_line_and_leaves_nothing(
     [
         (["--target", "npu9"], 'unknown target "npu9"; known targets: cpu, '),
         (["--scheme", "w3"], 'unknown scheme "w3"; known: '),
-        (["--group", "33"], "groups of 32, 64, 128"),
+        (["--group", "33"], "groups of 16, 32, 64, 128"),
         (["--context", "1000"], "a context of 1000 tokens was asked for, the model was made for 256"),
         (["--context", "63"], "a context of 63 tokens answers nothing; ask for 64 or more"),
         (["--name", "../new"], "'../new' cannot be a model's name"),

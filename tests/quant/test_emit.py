@@ -33,6 +33,7 @@ def decided(model: ir.Model) -> tuple[np.ndarray, np.ndarray]:
 CASES = [
     *itertools.product(FORMS, (4, 8), (32, 64, 128), (256, 320, 100), (True,)),
     *itertools.product(FORMS, (4,), (64,), (20,), (True, False)),
+    *itertools.product(("cpu",), (4, 8), (16,), (256, 100), (True,)),
 ]
 
 

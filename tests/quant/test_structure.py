@@ -85,7 +85,7 @@ FORMS = [
     *[(name, 4, group, 320) for name in ("cpu", "cpu-static") for group in (32, 64, 128)],
     *[(name, 8, 64, columns) for name in ("cpu", "cpu-static") for columns in (320, 100, 20)],
     *[(name, 4, 64, columns) for name in ("cpu", "cpu-static") for columns in (100, 20)],
-    ("cpu-static", 4, 0, 100), ("cpu-static", 8, 0, 100),
+    ("cpu", 4, 16, 320), ("cpu", 8, 16, 100), ("cpu-static", 4, 0, 100), ("cpu-static", 8, 0, 100),
 ]  # fmt: skip
 
 
