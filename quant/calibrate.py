@@ -16,7 +16,7 @@ solvers add to the diagonal.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +246,10 @@ def values_of(spilled: Spilled, form: Form) -> Floats:
 
 
 def identity(plan: Plan, source: str) -> list[object]:
-    """A weight and its form; its numbers too where no fingerprint of the model says them."""
+    """A weight and its form; its numbers too where no fingerprint of the model says them.
+
+    Activations are float here, whatever the form makes of them: schemes that differ in those alone share what was found.
+    """
     assert plan.weight.const_value is not None
     numbers = "" if source else spill.content_of(plan.weight.const_value.numpy())
-    return [plan.name, *astuple(plan.form), numbers]
+    return [plan.name, *astuple(replace(plan.form, activation="")), numbers]

@@ -11,6 +11,7 @@ import pytest
 from appliance import cli
 from export import arch
 from export.checkpoint import open_checkpoint
+from quant import calibrate, sensitivity
 from tests.checkpoints import Llama, save, write_safetensors
 from tests.quant.planting import plant
 from tests.static_pair import fresh_seed
@@ -74,6 +75,19 @@ def test_a_budget_buys_eight_bits_with_one_scale_a_row(source: Path, home: Path)
     body = [one for one in record["matrices"] if one["roles"][0] not in ("embed", "head")]
     assert {(one["bits"], one["group"]) for one in body} == {(4, 0), (8, 0)}
     assert all("with one scale a row" in one["reason"] for one in body if one["bits"] == 8)
+
+
+def test_what_one_scheme_found_serves_another_that_differs_in_activations_alone(
+    source: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["--budget", "6", "--work", str(tmp_path / "kept")]
+    channel = build(source, home, "w4a8-channel", *more)
+    monkeypatch.setattr(calibrate, "walk", None)
+    monkeypatch.setattr(sensitivity._Run, "measured", None)
+    static = build(source, home, "w4a8-static", *more, name="static")
+    assert [(one["name"], one["bits"], one["snr_db"]) for one in static["matrices"]] == [
+        (one["name"], one["bits"], one["snr_db"]) for one in channel["matrices"]
+    ]
 
 
 def kl(record: dict[str, Any]) -> float:
