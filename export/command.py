@@ -139,7 +139,7 @@ def _checked(scheme: "Scheme", budget: float | None, exceptions: "Sequence[Asked
         return scheme
     if scheme.budget is None and not solvers.find(scheme.solver).NEEDS_MOMENTS:
         raise BadInput(f"scheme {scheme.name} is not calibrated, so nothing can be chosen", "choose --scheme w4a8-mixed")
-    return replace(scheme, budget=budget)
+    return replace(scheme, budget=budget, budget_grows=False)
 
 
 def _text(said: Path | None, models: Path) -> Path | None:

@@ -78,8 +78,10 @@ def with_exceptions(
     scales = max((target.weights.scale_dtype for target in targets), key=SCALE_BYTES.__getitem__)
     weights, fixed = _body(model, body, by_name, scales)
     budget = int(scheme.budget * weights / 8) - fixed
-    _check_budget(budget, sum(min(bytes_of(*plan.shape, form, scales) for form in forms[name]) for name, plan in by_name.items()),
-                  fixed, weights, scheme.budget)  # fmt: skip
+    least = sum(min(bytes_of(*plan.shape, form, scales) for form in forms[name]) for name, plan in by_name.items())
+    if scheme.budget_grows:
+        budget = max(budget, least)
+    _check_budget(budget, least, fixed, weights, scheme.budget)
     costs = measure(model, list(by_name.values()), setup, asked, progress)
     units = [_unit(cost, by_name, forms, scales) for cost in costs]
     chosen = choose(units, budget)

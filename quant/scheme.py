@@ -90,6 +90,7 @@ class Scheme:
         solver: file in `quant/solvers` that finds the integers of the body. One that needs calibration is not asked for the
             tables: they have 8 bits, where all solvers agree.
         budget: bits a body weight, scales included, that a chooser may spend on exceptions; None = no exceptions are chosen.
+        budget_grows: a model so narrow that its smallest forms take more than the budget gets those; False = it is refused.
         band: what a bundle may lose at most; beyond it, it is taken for broken.
         reshape: whether the float model is rotated where its graph allows that, and equalized (`quant.reshape`), first.
         wide: share of the products of all linears with static 8-bit activations that may have 16-bit ones instead, where 8 cost
@@ -103,6 +104,7 @@ class Scheme:
     options: Options = Options()
     solver: str = "fit"
     budget: float | None = None
+    budget_grows: bool = False
     band: Band = field(default_factory=Band)
     reshape: bool = False
     wide: float = 0.0

@@ -10,9 +10,11 @@ _TABLE = Form(bits=8, group=0, activation="static-u16")
 
 SCHEME = Scheme(
     name="w4a16-static",
-    summary="4-bit weights with one scale a row; 16-bit activations with calibrated ranges",
+    summary="4-bit weights with one scale a row, 8 bits where those cost most, 16-bit activations with calibrated ranges",
     default=Form(bits=4, group=0, activation="static-u16"),
     roles={"embed": _TABLE, "head": _TABLE},
     solver="gptq",
     reshape=True,
+    budget=4.5,
+    budget_grows=True,
 )

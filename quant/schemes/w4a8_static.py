@@ -12,10 +12,12 @@ _TABLE = Form(bits=8, group=0, activation="static-u16")
 
 SCHEME = Scheme(
     name="w4a8-static",
-    summary="4-bit weights with one scale a row; 8-bit activations with calibrated ranges, 16 bits where 8 cost most",
+    summary="4-bit weights with one scale a row, 8-bit activations with calibrated ranges; the next width where those cost most",
     default=Form(bits=4, group=0, activation="static-u8"),
     roles={"embed": _TABLE, "head": _TABLE},
     solver="gptq",
     reshape=True,
+    budget=4.5,
+    budget_grows=True,
     wide=0.25,
 )

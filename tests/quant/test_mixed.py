@@ -112,6 +112,9 @@ def test_a_budget_below_the_smallest_forms_is_refused_with_the_smallest(tmp_path
     smallest = float(str(caught.value).split("--budget ")[1])
     monkeypatch.setattr(mixed, "measure", measured)
     mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=smallest), (load("cpu"),), setup)
+    narrow = mixed.with_exceptions(model, dataclasses.replace(SCHEME, budget=3.0, budget_grows=True), (load("cpu"),), setup)
+    body = [plan.form for plan in plans(model, narrow, load("cpu")) if plan.in_body and plan.form.bits]
+    assert all(form.bits == 4 and form.group >= 64 and form.symmetric for form in body), "the smallest there are"
 
 
 def test_zero_points_are_chosen_where_the_target_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
