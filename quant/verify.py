@@ -51,6 +51,10 @@ CHECKED_ROWS = 8
 """Last rows of the first window that a reshaped float model's logits are compared on."""
 
 
+_DEAR = 3
+"""By so much answers are shorter where a step is that slow."""
+
+
 @dataclass(frozen=True)
 class Effort:
     """How much is measured.
@@ -190,11 +194,15 @@ class _Measuring:
             return []
         self.provider, found = shipped.provider, []
         for name, ids in greedy.prompts(self.subject.bundle, self.tokenizer, self.windows, self.effort.prompts):
-            count = min(self.effort.tokens, self.context - len(ids))
+            count = min(self.effort.tokens // (_DEAR if self._dequantizes() else 1), self.context - len(ids))
             if count >= greedy.SHORTEST:
                 found.append(greedy.Answer(name, ids, tuple(shipped.write(ids, count, self.tokenizer.vocab_size))))
         shipped.close()
         return found
+
+    def _dequantizes(self) -> bool:
+        """Whether every step works all weights out anew: with one scale a row that is two seconds a token on a small model."""
+        return self.subject.target.weights.operator == "DequantizeLinear"
 
     def _walk(self, inputs: Sequence[np.ndarray]) -> tuple[Walk, tuple[LayerRecord, ...]]:
         """Everything through the float parts; the probes through the decided ones and the ablations too."""
