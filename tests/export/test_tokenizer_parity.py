@@ -1,6 +1,7 @@
 """Our tokenizers against other readers of the same vocabulary; differences that must be seen, and what cannot be."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.runtime.tokenizer_samples import FakeCheckpoint
 
 TEXTS = ["Plain words, 1234.", "äöü 漢字 \U0001f600\n\ttabs", ""]
 MODEL = Llama(vocab=300)
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def by_bytes(text: str) -> list[int]:
@@ -127,8 +130,12 @@ def test_a_table_of_tokens_does_not_see_wrong_merges_and_says_so(tmp_path: Path,
     assert found.equal and found.blind_to == WHERE_IT_IS_CUT
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs the extra gguf")
+@pytest.mark.slow
 def test_wrong_merges_of_a_gguf_are_seen_by_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the environment that `make deps-full` compiles llama-cpp-python in; its packages come after this one's own."""
+    places = list((ROOT / ".appliance" / "bench" / "llama-env").glob("lib/python*/site-packages"))
+    assert importlib.util.find_spec("llama_cpp") or places, "llama-cpp-python is missing: make deps-full"
+    monkeypatch.setattr(sys, "path", [*sys.path, *map(str, places)])
     path = merging_gguf(tmp_path / "model.gguf")
     checkpoint = FakeCheckpoint(tmp_path, merging_config(), "gguf", {})
     monkeypatch.setattr(checkpoint, "files", lambda: [path])

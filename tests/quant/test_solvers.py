@@ -173,7 +173,8 @@ def test_an_exception_for_one_weight_goes_to_the_record_with_its_reason(tmp_path
     options = Options(group=32, weights={"up.weight": WeightRule("the worst one", bits=8)})
     told = record(decide(model, find("w4a8", options), target("cpu"), tmp_path))
     found = {one["name"]: (one["bits"], one["reason"], one["solver"]) for one in told["matrices"]}
-    assert found["up.weight"] == (8, "the worst one", "fit") and found["gate.weight"] == (4, "", "fit")
+    assert found["up.weight"] == (8, "the worst one; asked for: --group 32", "fit")
+    assert found["gate.weight"] == (4, "asked for: --group 32", "fit")
     assert told["options"]["weights"] == {"up.weight": {"reason": "the worst one", "bits": 8, "group": None, "symmetric": None}}
 
 
