@@ -18,7 +18,7 @@ Halves = npt.NDArray[np.float16]
 Int8s = npt.NDArray[np.int8]
 Bytes = npt.NDArray[np.uint8]
 
-ALGORITHM = 2
+ALGORITHM = 3
 """Raised whenever `fit` would give other integers or scales for the same weights: results kept on disk are then stale."""
 
 _PIECE = 1 << 18
@@ -187,8 +187,8 @@ def _nibbles(values: Bytes) -> Bytes:
 def _candidates(bits: int) -> tuple[float, ...]:
     """Where to put the weight of largest magnitude, as a multiple of the scale, itself counted positive.
 
-    Whole numbers come first so that weights which already lie on such a grid are met exactly. The rest follow the
-    error: 4 bits gain from clipping the extreme (beyond -8) as well as from a coarser scale; 8 bits only want a finer
+    Whole numbers come first: a group that lies on such a grid is met exactly (a whole matrix on any: `quant.grid`). The rest
+    follow the error: 4 bits gain from clipping the extreme (beyond -8) as well as from a coarser scale; 8 bits only want a finer
     choice around the ends.
     """
     if bits == 4:
@@ -201,7 +201,6 @@ def _fit_piece(weight: np.ndarray, bits: int, group: int, q: Int8s, scales: Halv
     blocks = _blocks(weight, group)
     if not np.isfinite(blocks).all():
         raise ValueError("NaN or infinity among the weights")
-    extreme = np.abs(blocks).max(-1)
     scale = _stored(_search(blocks, bits))
     best, saturated = _round(blocks, scale, bits)
     error = _squares(blocks, best, scale)
@@ -209,7 +208,7 @@ def _fit_piece(weight: np.ndarray, bits: int, group: int, q: Int8s, scales: Halv
         refitted = _stored(_least_squares(blocks, best), scale)
         rounded, clipped = _round(blocks, refitted, bits)
         new = _squares(blocks, rounded, refitted)
-        better = (new < error) & ~_strayed(extreme, refitted.astype(np.float32), bits)
+        better = new < error
         if not better.any():
             break
         error = np.where(better, new, error)
@@ -240,20 +239,10 @@ def _search(blocks: Floats, bits: int) -> Floats:
         length[length == 0] = 1
         refitted = along / length
         gain = along * refitted
-        gain[_strayed(extreme, refitted, bits)] *= np.float32(0.5)
         better = gain > best
         best = np.where(better, gain, best)
         scale = np.where(better, refitted, scale)
     return scale
-
-
-def _strayed(extreme: Floats, scale: Floats, bits: int) -> npt.NDArray[np.bool_]:
-    """Whether the largest weight lands below every place that `_candidates` tries in whole numbers.
-
-    Such a scale is taken only where nothing else is left: quantizing its result again would not find it.
-    """
-    lowest = 5 if bits == 4 else limits(bits)[1] - 2
-    return np.abs(extreme) < np.float32(lowest - 0.4) * np.abs(scale)
 
 
 def _least_squares(blocks: Floats, q: Floats) -> Floats:

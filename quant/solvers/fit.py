@@ -17,7 +17,7 @@ from quant.proxy import proxy_loss
 from quant.scheme import Form
 from quant.solvers import Solved
 
-VERSION = ALGORITHM + 1
+VERSION = ALGORITHM
 NEEDS_MOMENTS = False
 
 
