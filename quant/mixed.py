@@ -7,7 +7,7 @@ Does not know: how costs are measured (`quant.sensitivity`), how a budget is spe
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from quant.budget import SCALE_BYTES, Choice, Unit, bytes_of, choose
 from quant.calibrate import Setup
 from quant.emit import refusal
 from quant.plan import Plan, plans
-from quant.scheme import TABLES, Form, Scheme, WeightRule
+from quant.scheme import TABLES, Form, Measured, Scheme, WeightRule
 from quant.sensitivity import Cost, Progress, measure
 
 GROUPS = {4: (16, 32, 64, 128), 8: (32, 64, 128)}
@@ -27,37 +27,10 @@ as long as in 32 where memory is no limit) and save nothing at 8 bits; larger on
 outliers."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What the choice for one unit was made from.
-
-    Attributes:
-        weights: names; they share a form.
-        kl: nats a token that the model loses when these alone are quantized, in the form of their plan (`quant.sensitivity`).
-        choices: the forms it could have, and the KL that was expected of each.
-    """
-
-    weights: tuple[str, ...]
-    kl: float
-    choices: tuple[Choice, ...]
-
-
-@dataclass(frozen=True)
-class Chosen(Scheme):
-    """A scheme whose exceptions were bought with a budget, and what they were bought by, for the record.
-
-    Attributes:
-        measured: every unit that was looked at, in the order of the model. Not in its `repr`, which names results on disk.
-    """
-
-    measured: tuple[Measured, ...] = field(default=(), repr=False)
-
-
 def with_exceptions(
     model: ir.Model, scheme: Scheme, targets: Sequence[Target], setup: Setup, progress: Progress | None = None
 ) -> Scheme:
-    """The scheme with an exception for every weight that should have another form than its default, within its budget; a `Chosen`
-    if it has one.
+    """The scheme with an exception for every weight that should have another form than its default, within its budget.
 
     Weights that a person or the target has made an exception already stay as they are; their bytes count.
 
@@ -87,10 +60,11 @@ def with_exceptions(
     chosen = choose(units, budget)
     _check_budget(budget, sum(choice.bytes for choice in chosen), fixed, weights, scheme.budget)
     rules = _rules(costs, chosen, by_name, scheme.budget)
-    told = tuple(Measured(cost.weights, cost.kl, unit.choices) for cost, unit in zip(costs, units, strict=True))
-    as_it_was = {one.name: getattr(scheme, one.name) for one in fields(Scheme)}
-    options = replace(scheme.options, weights={**rules, **scheme.options.weights})
-    return Chosen(**{**as_it_was, "options": options}, measured=told)
+    told = tuple(
+        Measured(cost.weights, cost.kl, {choice.form: choice.loss for choice in unit.choices})
+        for cost, unit in zip(costs, units, strict=True)
+    )
+    return replace(scheme, options=replace(scheme.options, weights={**rules, **scheme.options.weights}), measured=told)
 
 
 def _check_budget(budget: int, least: int, fixed: int, weights: int, asked: float) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 from appliance.bundle.manifest import SchemeSummary, WeightForm
 from quant.budget import bytes_of
 from quant.decide import Decision, Kept, Matrix
-from quant.mixed import Chosen, Measured
-from quant.scheme import Form, Options, WeightRule
+from quant.scheme import Form, Measured, Options, WeightRule
 from quant.static import Ranges, activation_of
 
 
@@ -51,7 +50,7 @@ def record(decision: Decision, scale_dtype: str = "float16") -> dict[str, Any]:
     body = [matrix for matrix in matrices if matrix not in tables]
     in_body = [one for one in kept if one.parameters and one.role not in ("embed", "head")]
     scheme = decision.scheme
-    measured = {name: unit for unit in (scheme.measured if isinstance(scheme, Chosen) else ()) for name in unit.weights}
+    measured = {name: unit for unit in scheme.measured for name in unit.weights}
     return {
         "scheme": scheme.name,
         "options": _options(scheme.options),
@@ -174,7 +173,7 @@ def _cost(name: str, unit: Measured | None) -> dict[str, Any]:
     """What a budget chose the form of a matrix by; nulls and nothing where none did."""
     if unit is None:
         return {"cost_kl": None, "cost_with": [], "cost_by_form": {}}
-    by_form = {said(choice.form): float(f"{choice.loss:.6g}") for choice in unit.choices}
+    by_form = {said(form): float(f"{loss:.6g}") for form, loss in unit.expected.items()}
     others = [other for other in unit.weights if other != name]
     return {"cost_kl": float(f"{unit.kl:.6g}"), "cost_with": others, "cost_by_form": by_form}
 

@@ -82,6 +82,21 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What the choice for weights that share a form was made from.
+
+    Attributes:
+        weights: names.
+        kl: nats a token that the model loses when these alone are quantized, in the form of their plan (`quant.sensitivity`).
+        expected: the forms they could have, and the KL that was expected of each.
+    """
+
+    weights: tuple[str, ...]
+    kl: float
+    expected: Mapping[Form, float]
+
+
+@dataclass(frozen=True)
 class Scheme:
     """One scheme.
 
@@ -95,6 +110,8 @@ class Scheme:
         reshape: whether the float model is rotated where its graph allows that, and equalized (`quant.reshape`), first.
         wide: share of the products of all linears with static 8-bit activations that may have 16-bit ones instead, where 8 cost
             most.
+        measured: what a chooser bought the exceptions by, in the order of the model. Not in the `repr`, which names results on
+            disk.
     """
 
     name: str
@@ -108,6 +125,7 @@ class Scheme:
     band: Band = field(default_factory=Band)
     reshape: bool = False
     wide: float = 0.0
+    measured: tuple[Measured, ...] = field(default=(), repr=False)
 
     def form(self, role: str, target: RoleRules | None = None, weight: str = "") -> Form:
         """The form of `role`, or of the one weight of that role called `weight`.

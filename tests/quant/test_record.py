@@ -1,7 +1,7 @@
 """The account of a decision against the files it comes to."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,8 @@ from quant.budget import Choice, Unit, bytes_of, choose
 from quant.decide import decide
 from quant.emit import emit
 from quant.graph import canonical
-from quant.mixed import Chosen, Measured
 from quant.record import record, said, summary, with_ranges
-from quant.scheme import Form, Options, Scheme, WeightRule
+from quant.scheme import Form, Measured, Options, WeightRule
 from quant.schemes import find
 from quant.static import Range, Ranges, by_weight
 from tests.quant.canonical import target, tied_model
@@ -112,18 +111,21 @@ def test_a_choice_can_be_made_again_from_the_record_alone(tmp_path: Path) -> Non
              ((4, 32, True), (4, 32, False), (4, 128, True), (8, 32, True))]  # fmt: skip
     names = ["gate.weight", "up.weight"]
     units = tuple(
-        Measured((name,), float(kl), tuple(Choice(form, bytes_of(128, 128, form), float(kl * rng.random())) for form in forms))
+        Measured((name,), float(kl), {form: float(kl * rng.random()) for form in forms})
         for name, kl in zip(names, rng.random(2), strict=True)
     )
+
+    def had(unit: Measured) -> tuple[Choice, ...]:
+        return tuple(Choice(form, bytes_of(128, 128, form), loss) for form, loss in unit.expected.items())
+
     budget = int(1.5 * bytes_of(128, 128, forms[0]) + rng.integers(0, 5000))
-    chosen = choose([Unit(unit.weights[0], unit.choices) for unit in units], budget)
+    chosen = choose([Unit(unit.weights[0], had(unit)) for unit in units], budget)
     rules = {
         name: WeightRule("measured", one.form.bits, one.form.group, one.form.symmetric)
         for name, one in zip(names, chosen, strict=True)
     }
-    plain = find("w4a8")
-    given = {one.name: getattr(plain, one.name) for one in fields(Scheme)} | {"options": Options(weights=rules), "budget": 5.6}
-    told = record(decide(model, Chosen(**given, measured=units), target("cpu"), tmp_path))
+    scheme = replace(find("w4a8"), options=Options(weights=rules), budget=5.6, measured=units)
+    told = record(decide(model, scheme, target("cpu"), tmp_path))
     assert (told["budget"], told["wide"]) == (5.6, 0.0)
     by_name = {one["name"]: one for one in told["matrices"]}
     again = []
@@ -150,9 +152,8 @@ def test_a_choice_can_be_made_again_from_the_record_alone(tmp_path: Path) -> Non
 def test_weights_of_one_unit_name_each_other(tmp_path: Path) -> None:
     model = tied_model(np.random.default_rng().standard_normal((50, 64)).astype(np.float32))
     decision = decide(model, find("w4a8"), target("cpu"), tmp_path)
-    unit = Measured(("gate.weight", "up.weight"), 0.25, (Choice(Form(4, 64, "block-dynamic"), 1, 0.3),))
-    given = {one.name: getattr(decision.scheme, one.name) for one in fields(Scheme)}
-    told = record(replace(decision, scheme=Chosen(**given, measured=(unit,))))
+    unit = Measured(("gate.weight", "up.weight"), 0.25, {Form(4, 64, "block-dynamic"): 0.3})
+    told = record(replace(decision, scheme=replace(decision.scheme, measured=(unit,))))
     found = {one["name"]: (one["cost_kl"], one["cost_with"]) for one in told["matrices"]}
     assert found == {"embed.weight": (None, []), "gate.weight": (0.25, ["up.weight"]), "up.weight": (0.25, ["gate.weight"])}
 
