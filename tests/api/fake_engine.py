@@ -24,7 +24,7 @@ from appliance.engine.protocol import (
     Timings,
     TokenLogprob,
 )  # fmt: skip
-from appliance.errors import ContextLengthError
+from appliance.errors import ContextLengthError, RequestError
 
 PROVIDER = "FakeExecutionProvider"
 
@@ -126,7 +126,7 @@ class FakeEngine:
         return (TokenLogprob(at, piece, piece.encode(), -0.25, top),)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        raise NotImplementedError
+        raise RequestError("this model makes no embeddings, it generates text", "name an embedding model", param="model")
 
     def stats(self) -> EngineStats:
         return EngineStats("fake", PROVIDER, self.fallbacks, self.context, 0, 0, 0, 0, 0, ticks=time.monotonic_ns())

@@ -16,7 +16,6 @@ from tests.runtime.tokenizer_samples import FakeCheckpoint
 
 TEXTS = ["Plain words, 1234.", "äöü 漢字 \U0001f600\n\ttabs", ""]
 MODEL = Llama(vocab=300)
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

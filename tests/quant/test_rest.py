@@ -157,10 +157,15 @@ def test_a_bias_is_compared_where_it_is_added(form: str, offsets: bool, tmp_path
         one.check()
 
 
-def test_a_bias_that_nobody_decided_is_refused(tmp_path: Path) -> None:
+def plain_linear(folder: Path) -> Built:
+    """One matrix without a bias, as the processor has it."""
     rng = np.random.default_rng(fresh_seed())
     model = linear_model(Weight("proj.weight", "attn.q", rng.standard_normal((24, 96)).astype(np.float32)))
-    one = built(model, target("cpu"), tmp_path)
+    return built(model, target("cpu"), folder)
+
+
+def test_a_bias_that_nobody_decided_is_refused(tmp_path: Path) -> None:
+    one = plain_linear(tmp_path)
 
     def add(graph: onnx.GraphProto) -> None:
         graph.initializer.append(onnx.numpy_helper.from_array(np.ones(24, np.float32), "extra"))
@@ -173,9 +178,7 @@ def test_a_bias_that_nobody_decided_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_accuracy_level_is_seen(tmp_path: Path) -> None:
-    rng = np.random.default_rng(fresh_seed())
-    model = linear_model(Weight("proj.weight", "attn.q", rng.standard_normal((24, 96)).astype(np.float32)))
-    one = built(model, target("cpu"), tmp_path)
+    one = plain_linear(tmp_path)
 
     def lower(graph: onnx.GraphProto) -> None:
         node = next(node for node in graph.node if node.op_type == "MatMulNBits")

@@ -70,7 +70,7 @@ class FakeJobs:
         return {"jobs": jobs, "problems": list(self.problems)}
 
     def show(self, name: str) -> dict[str, Any]:
-        raise NotImplementedError
+        raise AssertionError(f"no screen asks for one job, {name}: the fake would have to grow")
 
     def post(self, name: str, slot: str | None) -> Posted:
         new = name not in self.posted
